@@ -184,7 +184,8 @@ class Journal:
 
     def _row(self, line: bytes) -> dict[str, Any]:
         row: Any = None
-        with contextlib.suppress(ValueError, RecursionError):  # bad JSON is reported below
+        # a line of bad JSON is reported below
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
         if not isinstance(row, dict):
             raise self.foreign(line)

@@ -18,8 +18,8 @@ from penstock.key_set import Key, text_of
 
 VERSION = 1
 READ_BYTES = 1 << 20
-LONGEST_LINE = 16 << 20  # bytes
-SHORTEST_ROW = 2  # bytes of JSON
+LONGEST_LINE = 16 << 20  # most bytes of a line
+SHORTEST_ROW = 2  # least bytes of a row's JSON
 WORD = b" penstock-journal "  # follows the checksum in a header
 
 

@@ -42,7 +42,7 @@ class MaskBoard:
     asked: Int32  # [places] number of the mask requested last
     made: Int32  # [places] number of the mask that `words` holds
     token: Int32  # [places] the token after which the requested mask applies
-    count: Int32  # [places]  number of forced tokens
+    count: Int32  # [places] number of forced tokens in `certain`
     # [places] number of samples that have had the place; a maker that knows of fewer has not
     # received the latest sample yet
     begun: Int32

@@ -21,7 +21,7 @@ class SharedStretch:
     kind: Literal["shm", "cuda"]
     size: int  # bytes
     name: str = ""
-    handle: bytes = b""  # base64 in JSON
+    handle: bytes = b""  # CUDA's handle of the allocation; base64 in JSON
 
 
 @dataclass(frozen=True, slots=True)

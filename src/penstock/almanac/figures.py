@@ -107,7 +107,8 @@ def _window(samples: Samples, seconds: float | None, opens: float | None) -> thr
         return throughput.whole_window(samples)
     if opens is None:
         opens = max(float(np.nanmin(throughput.issued(samples)[samples.window])), 0.0)
-    # Round before counting: a later derivation has only the written digits.
+    # Round the window's seconds first: a later derivation from the record has only the rounded
+    # digits.
     return throughput.steady_window(samples, short(seconds), short(opens))
 
 

@@ -184,11 +184,11 @@ class Figures(RecordForm):
     request_rate: Interval | None
     output_rate: Interval | None
     total_rate: Interval | None
-    first_token: Spread | None  # measured from the intended start
-    first_token_actual: Spread | None  # measured from the actual start
+    first_token: Spread | None  # time to the first token, from the intended send time
+    first_token_actual: Spread | None  # the same, from the actual send time
     inter_token: Spread | None  # gaps between events, of all requests together
     per_token: Spread | None  # (end - first) / (output tokens - 1)
-    end_to_end: Spread | None  # measured from the intended start
+    end_to_end: Spread | None  # time to the end, from the intended send time
     end_to_end_actual: Spread | None
 
 
@@ -238,9 +238,9 @@ class Point(RecordForm):
     opens: Time | None = None
     # number of independent requests that carry as much information as the measured ones
     effective: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    requests: Count  # issued in the window
+    requests: Count  # requests sent in the window
     complete: Count
-    outcomes: dict[Word, Count]  # incomplete requests by outcome
+    outcomes: dict[Word, Count]  # outcome -> number of incomplete requests
     output_tokens: Count  # output tokens of the complete requests
     prompt_tokens: Count
     cached_tokens: Count

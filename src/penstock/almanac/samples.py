@@ -77,7 +77,7 @@ class Samples:
 # Outcomes of a request. "ok" is complete: streamed to its end, with the requested number of tokens.
 OUTCOMES = (
     OK,
-    "refused",  # no connection
+    "refused",  # the connection was refused
     "status",  # an HTTP status other than 200
     "stalled",  # nothing arrived within the time limit
     "cut",  # the connection ended before the stream did

@@ -145,7 +145,8 @@ def _checksum(raw: Path) -> str:
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
-    """Derives the load level from the samples. Raises RecordError or ValueError when that fails."""
+    """Derives the load level's figures from the samples again. Raises RecordError or ValueError
+    when that fails."""
     return point_of(
         samples,
         name=point.name,

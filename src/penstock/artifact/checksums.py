@@ -16,7 +16,7 @@ from penstock.artifact.manifest import FileSums
 from penstock.disk import open_plain
 from penstock.errors import CheckpointError
 
-PIECE = 16 << 20  # bytes
+PIECE = 16 << 20  # bytes of a piece with a checksum of its own
 MOST_THREADS = 8
 WAY_OUT = "copy the artifact again, or build it again"
 

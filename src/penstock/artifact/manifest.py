@@ -41,7 +41,7 @@ class BuiltOn(_Told, kw_only=True, frozen=True):
     """The machine and libraries on which the choices were timed; None for parts that the machine
     lacks."""
 
-    device: str  # "NVIDIA H200", "cpu"
+    device: str  # name, such as "NVIDIA H200" or "cpu"
     capability: tuple[int, int] | None = None  # compute capability of a GPU
     memory_bytes: int
     processor: str
@@ -56,11 +56,11 @@ class BuiltFor(_Told, kw_only=True, frozen=True):
 
     told: str  # the workload as the user wrote it
     prompts: int
-    samples: int  # samples of all prompts together
-    concurrency: int  # samples that run at once
+    samples: int  # number of samples of all prompts together
+    concurrency: int  # number of samples that run at once
     prompt_tokens: int  # median prompt length
     longest_prompt: int
-    output_tokens: int  # median
+    output_tokens: int  # median length of answers
     longest_output: int
     shared_tokens: int  # length of the prefix that all prompts share
 
@@ -164,8 +164,8 @@ class Manifest(_Told, kw_only=True, frozen=True):
     """The content of `penstock.json`."""
 
     schema: int = SCHEMA
-    penstock: str  # version
-    model: str  # the user's value
+    penstock: str  # version of Penstock
+    model: str  # the model as the user named it
     revision: str | None = None
     source: dict[str, str]  # file of the source model -> its SHA-256
     built_on: BuiltOn
@@ -181,7 +181,7 @@ class Manifest(_Told, kw_only=True, frozen=True):
     quality: Quality | None = None
     step_seconds: StepSeconds = StepSeconds()
     expected: list[ExpectedWork] = []
-    files: dict[str, FileSums]  # relative path, with forward slashes
+    files: dict[str, FileSums]  # relative path (with forward slashes) -> checksums
 
 
 def find_manifest(folder: Path) -> Manifest | None:

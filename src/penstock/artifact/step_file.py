@@ -20,7 +20,7 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Timed steps of a model on a machine."""
 
     schema: int = STEPS_SCHEMA
-    penstock: str  # version
+    penstock: str  # version of Penstock
     model: str
     built_on: BuiltOn
     tensor_parallel_size: int = 1  # GPUs of a replica

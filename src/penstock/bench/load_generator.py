@@ -41,8 +41,9 @@ class LoadGenerator:
         planned = (
             len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
         )
-        self._planned = deque(self.posts[:planned])  # sent by the clock
-        self._waiting = deque(self.posts[planned:])  # sent when a slot is free
+        self._planned = deque(self.posts[:planned])  # requests sent at their own time
+        # requests sent when a slot is free (closed loop)
+        self._waiting = deque(self.posts[planned:])
         # (idle since, connection), the latest last
         self._idle: list[tuple[float, ClientConnection]] = []
         self._flying: set[SentRequest] = set()

@@ -70,7 +70,7 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
 
 def _told(channel: socket.socket, client: LoadGenerator) -> None:
     if receive(channel) is None:
-        os._exit(0)  # the parent process is gone
+        os._exit(0)  # the parent process is gone: exit at once
     client.stop()
 
 

@@ -40,7 +40,7 @@ class NullRequest(msgspec.Struct):
     max_tokens: int = 16
 
 
-_read = msgspec.json.Decoder(NullRequest).decode  # raises msgspec.DecodeError
+_read = msgspec.json.Decoder(NullRequest).decode  # raises msgspec.DecodeError for an invalid body
 _TOP = (
     b"data:"
     b' {"id":"cmpl-3f2b8a7c6d5e4f3a2b1c0d9e8f7a6b5c","object":"text_completion","created":1763680000,'

@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 # seconds to wait until the server answers; seconds between two polls
 LOAD_PATIENCE, BETWEEN = (600.0, 0.1)
 STOP_PATIENCE = 15.0
-LOG_TAIL = 4000  # characters
+LOG_TAIL = 4000  # characters of a log's end that are kept
 LONGEST_BODY = 16 << 20  # bytes of a server's answer to a GET
 
 

@@ -25,8 +25,8 @@ Result = dict[str, Any]
 
 
 class BuildState:
-    """Used as `with BuildState(out, asked) as state`, then `state.stage(name, make)` for each
-    stage.
+    """The folder of a running build. Used as `with BuildState(out, asked) as state`, then
+    `state.stage(name, make)` for each stage.
 
     asked: the options that must be equal for a build to continue. Raises UsageError when the folder
     holds something else, another build, or a build that another process runs; JournalError or

@@ -41,7 +41,7 @@ class SourceFile(msgspec.Struct):
 
     sha256: str
     bytes: int
-    changed: int  # ns since 1970
+    changed: int  # time of the last change, ns since 1970
 
 
 class SourceModel(msgspec.Struct):
@@ -50,9 +50,9 @@ class SourceModel(msgspec.Struct):
     folder: str
     revision: str | None
     files: dict[str, SourceFile]
-    largest_shard: int  # bytes
-    quantized: str | None  # quantization method, if any
-    adapter: dict[str, SourceFile] = {}  # adapter files by path
+    largest_shard: int  # bytes of the largest weight file
+    quantized: str | None  # the checkpoint's quantization method; None: not quantized
+    adapter: dict[str, SourceFile] = {}  # path -> file of the LoRA adapter
 
     @property
     def sums(self) -> dict[str, str]:

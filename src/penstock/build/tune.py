@@ -93,7 +93,7 @@ class Tuner:
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
         self._end = 0.0  # time on `clock` at which tuning of options ends
-        self._chosen: dict[str, Value] = {}  # chosen knobs
+        self._chosen: dict[str, Value] = {}  # option -> chosen value
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
         self._more = options.objective != "latency"

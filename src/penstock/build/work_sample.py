@@ -27,7 +27,7 @@ from penstock.schedule.check_request import check_request
 from penstock.server.openai.batch_line import BadRows
 from penstock.text.tokenizer import Tokenizer
 
-MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # largest sample
+MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # most prompts and samples of a workload
 LONGEST_LOOK = 1024  # most tokens of an answer whose row has no max_tokens
 # Sampling parameters that timed runs keep, because they affect the time of drawing a token. Others
 # are dropped: answers have fixed lengths in timed runs.
@@ -48,7 +48,7 @@ DRAWN_BY = (
 class WorkRow(Protocol):
     """A row of a user's file, as `penstock run` reads it."""
 
-    number: int  # line number
+    number: int  # line number in the file
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams

@@ -88,7 +88,7 @@ class Client:
         """
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
-        self._grouped: dict[int, GroupStop] = {}  # group stops by request id
+        self._grouped: dict[int, GroupStop] = {}  # request id -> its GroupStop
         self._ids = itertools.count()
         self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad_words and their ids
 

@@ -81,7 +81,7 @@ class GroupStop:
     def _looked(self, found: asyncio.Future[str | None]) -> None:
         """Counts the answer that a future has found, and searches the next waiting text."""
         self._looking = False
-        if found.cancelled():  # the event loop is ending
+        if found.cancelled():  # cancelled, because the event loop is ending
             return
         try:
             self._count(found.result())

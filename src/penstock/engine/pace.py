@@ -22,7 +22,7 @@ class StepPace:
         self._launched: deque[float] = deque()
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
-        self._best = 0.0  # least seconds per row
+        self._best = 0.0  # least seconds per row of a step so far
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )

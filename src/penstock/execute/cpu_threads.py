@@ -84,7 +84,7 @@ def times_of(stat: str, cores: set[int]) -> Times:
     for line in stat.splitlines():
         name, *numbers = line.split()
         if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
-            # guest times are included in the first two
+            # fields after the eighth (guest times) are included in the first two already
             ticks = [int(number) for number in numbers[:8]]
             found[int(name[3:])] = sum(ticks[at] for at in IDLE), sum(ticks)
     return found

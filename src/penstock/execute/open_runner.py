@@ -315,7 +315,7 @@ def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     words = set()
     for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):  # x86, arm
+        if line.startswith(("flags", "Features")):  # names of the line on x86 and arm
             words = set(line.split(":", 1)[1].split())
             break
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

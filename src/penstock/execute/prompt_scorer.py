@@ -21,7 +21,8 @@ from penstock.schedule.step import Chunks, Int32, Int64
 
 @dataclass(slots=True)
 class Logprobs:
-    """Logprobs of m tokens on the device; `where` and `k` are on the host."""
+    """Logprobs of m tokens on the device; `where` and `k` are on the host. where: indices of the
+    tokens. k: number of most likely tokens wanted by each."""
 
     where: Int64  # [m]
     k: Int32  # [m]

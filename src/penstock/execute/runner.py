@@ -123,7 +123,7 @@ class TorchRunner:
             return _step(model, ops, limits, end_ids, kv, masks, self.layer_pages)
 
         self._model, self._made = model, made
-        self._state: DeviceStep | None = made()  # None while asleep
+        self._state: DeviceStep | None = made()  # None while the engine sleeps
         self._about["kv_bytes"] = self._state.kv.bytes()
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
@@ -185,14 +185,14 @@ class TorchRunner:
         }
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Replaces the model's weights, while no step is under way. Raises execute.reload's errors;
-        then the old weights stay."""
+        """Replaces the model's weights; no step may be in flight. If it raises (see
+        reload.load_beside), the old weights stay."""
         self.load_beside(source)
         self.take_beside()
 
     def load_beside(self, source: WeightsSource) -> None:
-        """Loads weights for `take_beside`. Raises execute.reload's errors, and FaultError for
-        unexpected ones; the old weights are untouched."""
+        """Loads weights beside the model's, for `take_beside`. Raises the errors of
+        reload.load_beside, and FaultError for unexpected ones; the old weights are not changed."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
         try:
@@ -213,7 +213,7 @@ class TorchRunner:
         self._resting = None
 
     def forget_beside(self) -> None:
-        """Drops loaded weights that are not to be used."""
+        """Drops the weights that `load_beside` loaded."""
         self._beside = None
 
     @property

@@ -24,7 +24,7 @@ from penstock.schedule.step import Int32, Joins, StepPlan
 
 @dataclass(slots=True)
 class StagedBiases:
-    """New entries of the device's pool of logit_bias values."""
+    """m new entries of the device's pool of logit_bias values."""
 
     first: int  # index of the first entry
     ids: Tensor  # [m] int32
@@ -34,7 +34,7 @@ class StagedBiases:
 
 @dataclass(slots=True)
 class StagedJoins:
-    """Rows that join in this step."""
+    """k rows that join in this step."""
 
     lines: Tensor  # [k, words] int32, as packing.join_lines makes them
     biases: StagedBiases | None
@@ -42,26 +42,28 @@ class StagedJoins:
 
 @dataclass(slots=True)
 class StagedPlan:
-    """A plan and its tensors, in the order of use. None: the plan has nothing of the kind."""
+    """A plan and its tensors, in the order of use. A field that is None: the plan has nothing of
+    this kind."""
 
     plan: StepPlan
     sizes: BesideSizes  # padded numbers of queries and of all tokens
     queries: int  # number of queries of the plan's rows
     groups: int  # padded number of prefix groups; 0: no groups
     pages: StagedPages | None = None
-    cleared: Tensor | None = None  # [m] int64: blocks to clear
+    cleared: Tensor | None = None  # int64 [blocks]: blocks to clear
     takes_drafts: bool = False  # True if some queries' drafts were made by the device
-    moved_blocks: tuple[Tensor, Tensor] | None = None  # source, target: [c] int32 each
-    # source, target of recurrent state: [c] int32 each
+    # KV blocks to copy: sources and targets, int32 [copies] each
+    moved_blocks: tuple[Tensor, Tensor] | None = None
+    # slots of recurrent state to copy: sources and targets, int32 [copies] each
     moved_slots: tuple[Tensor, Tensor] | None = None
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = (
-        None  # [m, 3] int32: row, index in its table, block; padded with row -1
+        None  # int32 [entries, 3]: row, index in its block table, block; padded with row -1
     )
     masks: tuple[Tensor, Tensor] | None = (
-        None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
+        None  # token masks: slots int64 [masks], words int32 [masks, ceil(vocabulary / 32)]
     )
-    group_blocks: Tensor | None = None  # [groups, width] int32
+    group_blocks: Tensor | None = None  # blocks of each prefix group, int32 [groups, width]
     chunks: StagedChunks | None = None
 
 

@@ -27,8 +27,8 @@ from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
-# columns are padded to a multiple of this many int64: kernels need addresses that are multiples of
-# 16 bytes
+# columns are padded to a multiple of this many entries, because kernels need addresses that are
+# multiples of 16 bytes
 ALIGNED = 4
 
 
@@ -36,12 +36,14 @@ ALIGNED = 4
 class StagedPages:
     """A plan's changes of pages, on the device. None: the plan has none."""
 
-    fresh: Tensor | None = None  # [p, 1 + tables] int64: new blocks and their pages
-    # [m] int64: new blocks and pages to clear: all except blocks that this step's chunks fill
-    # (which saves 1.2 ms in a step of 16,384 prompt tokens)
+    # each line: a new block and its pages, int64 [new blocks, 1 + tables]
+    fresh: Tensor | None = None
+    # new blocks and pages to clear, int64 [blocks]. Blocks that this step's chunks fill are left
+    # out, which saves 1.2 ms in a step of 16,384 prompt tokens
     cleared: Tensor | None = None
-    joined: Tensor | None = None  # [k] int64: rows
-    grown: Tensor | None = None  # [m, 3] int64: row, index in its table, block
+    joined: Tensor | None = None  # rows that join, int64 [rows]
+    # new table entries, int64 [entries, 3]: row, index in its block table, block
+    grown: Tensor | None = None
 
 
 class WindowTables:

@@ -261,7 +261,7 @@ def text(folder: Path, options: ModelOptions) -> Facts:
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
     try:
         of_tokenizer = read_end_of_text(options.tokenizer_folder(folder))
-    except TokenizerError:  # reported below
+    except TokenizerError:  # the error is reported below
         of_tokenizer = None
     ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
@@ -314,7 +314,8 @@ def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
     torch.nn.functional.linear(x, weight)
     begun = time.perf_counter()
     torch.nn.functional.linear(x, weight)
-    each = (time.perf_counter() - begun) / (rows * size * size)  # seconds of a multiplication
+    # seconds per multiplication of two numbers
+    each = (time.perf_counter() - begun) / (rows * size * size)
     seconds = (
         each
         * tokens

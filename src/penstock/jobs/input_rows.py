@@ -63,7 +63,7 @@ UNSERVED: dict[str, Any] = {
     "tools": None,
     "reasoning_effort": None,
 }
-PARQUET_ROWS = 1024  # rows in memory at once
+PARQUET_ROWS = 1024  # rows of a Parquet file in memory at once
 # Default values of a chat's options, which are not passed on.
 _USUAL = {
     "add_generation_prompt": True,

@@ -42,7 +42,7 @@ from penstock.request import SamplingParams
 if TYPE_CHECKING:
     from penstock.llm import Finished, Prompt
 
-LARGEST_SUMMARY = 256 << 20  # bytes
+LARGEST_SUMMARY = 256 << 20  # most bytes of summary.json
 # Fields of a line of samples.jsonl that a continued job reads, with their types.
 FORM: dict[str, Any] = {
     "problem": int,

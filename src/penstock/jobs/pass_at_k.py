@@ -77,7 +77,7 @@ def _interval(
         rows = min(CHUNK, BOOTSTRAPS - start)
         weights = draw.standard_gamma(counts, (rows, len(counts)))
         another = draw.standard_gamma(1, (rows, 1))
-        # [rows, 1], [rows, k]
+        # shapes [draws, 1] and [draws, ks]
         total, solved = (
             weights.sum(1, keepdims=True) + another,
             weights @ distinct,

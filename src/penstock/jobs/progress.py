@@ -22,7 +22,7 @@ LIVE_SECONDS = 0.25
 WINDOW_SECONDS = 5.0
 # number of items that must end after the first before the end time is predicted
 FEW = 10
-BAR = 12  # characters
+BAR = 12  # characters of the progress bar
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from penstock.journal import journal_of
 from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
-LOOK_EVERY = 2.0  # seconds
+LOOK_EVERY = 2.0  # seconds between two queries of a batch's state
 LONGEST_LINE = 32 << 20  # most bytes of the file's first line, which names the endpoint
 WAITS = {  # reasons why a batch waits, as our server reports them -> text on the screen
     "disk": "held up by the server's disk: its log says why",
@@ -77,7 +77,7 @@ def watch(
     are known. Raises RemoteError for an error that waiting does not fix."""
     screen = StatusLine(out)
     troubles: list[str] = []
-    said = ""  # the last status shown
+    said = ""  # the status line shown last
 
     def show(text: str) -> None:
         nonlocal said

@@ -40,7 +40,7 @@ class Tail:
     """An input row some of whose samples have not ended yet. n: number of its samples."""
 
     n: int
-    carried: dict[str, Any]  # copied to OUT
+    carried: dict[str, Any]  # data of the input row that is copied to OUT
     outputs: list[CompletionOutput] = field(default_factory=list)
 
 

@@ -58,7 +58,7 @@ class GpuCollectives:
             timedelta(seconds=seconds),
         )
         self._device, self._how = device, ""
-        self._group: Any = None  # NCCL's group
+        self._group: Any = None  # NCCL's process group; None: shared memory is used
         self._shared: SharedMemory | None = None
 
     def connect(self) -> None:

@@ -52,7 +52,7 @@ class BatchOrder:
         many running fork groups, prefix groups are searched again at every change; with more, every
         few steps."""
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
-        self.changed = True  # rows joined or left
+        self.changed = True  # True if rows joined or left
         self._running: Int32 = np.zeros(0, np.int32)
         self._ordered: tuple[Int32, Order] | None = (
             None  # the argument `rows` of the last step, and its Order

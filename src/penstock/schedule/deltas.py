@@ -28,15 +28,15 @@ class Deltas:
     start[i + 1]; n is their length, j the number of most likely tokens with logprobs."""
 
     request: Int64  # [k] request ids
-    sample: Int32  # [k]
+    sample: Int32  # [k] sample indices
     finish: NDArray[np.int8]  # [k] GOES_ON, or the finish reason
     stop_id: Int32  # [k] the stop_token_ids entry that ended it, or NO_STOP_ID
-    start: Int32  # [k + 1]
-    tokens: Int32  # [sum]
-    chosen: Float32 | None = None  # [sum] logprob of each token, NaN if its request wants none
-    rank: Int32 | None = None  # [sum]
-    top_ids: Int32 | None = None  # [sum, j] -1: none
-    top: Float32 | None = None  # [sum, j]
+    start: Int32  # [k + 1] offsets
+    tokens: Int32  # [n] token ids
+    chosen: Float32 | None = None  # [n] logprob of each token, NaN if its request wants none
+    rank: Int32 | None = None  # [n] rank of each token, from 1
+    top_ids: Int32 | None = None  # [n, j] ids of the most likely tokens, padded with -1
+    top: Float32 | None = None  # [n, j] their logprobs
     prompts: list[PromptNews] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class PromptNews:
     cached_tokens: int
     chosen: Float32 | None = None  # [prompt - 1] logprobs of prompt tokens 1, 2, ...
     rank: Int32 | None = None
-    top_ids: Int32 | None = None  # [prompt - 1, k]
+    top_ids: Int32 | None = None  # [prompt - 1, k] ids of the k most likely tokens at each position
     top: Float32 | None = None
     waited: float = 0.0  # seconds from arrival to the first step that takes the request up
 

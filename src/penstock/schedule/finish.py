@@ -107,8 +107,8 @@ class Finisher:
         live.outstanding -= rows.size
         if (
             sample is not None
-            # a stop string ended the sample: its length counts for the forecast; a cancelled request's
-            # does not
+            # a stop string ended the sample: its length counts for the forecast; a cancelled
+            # request's does not
         ):
             self._observe(rows)
         self.deferred.leave(rows, ENDED)

@@ -24,14 +24,14 @@ class TokenScores:
     """Logprobs of t consecutive tokens, with up to k most likely tokens each; `top_ids` is padded
     with -1."""
 
-    chosen: Float32  # [t]
-    rank: Int32  # [t]
-    top_ids: Int32  # [t, k]
-    top: Float32  # [t, k]
+    chosen: Float32  # [t] logprob of the token
+    rank: Int32  # [t] its rank, from 1
+    top_ids: Int32  # [t, k] the most likely tokens
+    top: Float32  # [t, k] their logprobs
 
 
 def no_scores(k: int) -> TokenScores:
-    """Returns the scores of zero tokens, with k columns for the most likely."""
+    """Returns TokenScores of zero tokens, with k columns for the most likely."""
     none = np.zeros(0, np.float32)
     return TokenScores(
         none, np.zeros(0, np.int32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)

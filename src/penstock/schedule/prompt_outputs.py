@@ -69,8 +69,8 @@ def _news(live: RequestState) -> PromptNews:
     parts, live.scored = live.scored, []
     for (
         part
-        # stored by index in the prompt, because a group that was queued again is prefilled and scored
-        # twice
+        # stored by index in the prompt, because a group that was queued again is prefilled and
+        # scored twice
     ) in parts:
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]

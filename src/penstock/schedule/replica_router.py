@@ -54,7 +54,7 @@ class _Load:
     # number of a prompt's block (places_of) -> clock when it was last sent to the replica
     cache: OrderedDict[int, int] = field(default_factory=OrderedDict)
     last: int = 0  # clock when a request was last sent to it
-    token_seconds: float = 0.0  # 0: unknown
+    token_seconds: float = 0.0  # seconds per drawn token; 0: unknown
     prompt_token_seconds: float = 0.0
     step_seconds: float = 0.0
     mean: float = 0.0  # mean output tokens of its finished samples

@@ -22,12 +22,13 @@ Float64 = NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class AskedLoad:
-    """Requests in the order of their arrival."""
+    """Requests in the order of their arrival. The samples of all requests are concatenated in
+    `output`."""
 
     arrival: Float64  # [requests] seconds since the first arrival
-    prompt: Int32  # [requests] tokens
+    prompt: Int32  # [requests] prompt length in tokens
     start: Int64  # [requests + 1] request i's samples are output[start[i] : start[i + 1]]
-    output: Int32  # [samples] tokens
+    output: Int32  # [samples] answer length in tokens
     # [requests] max_tokens; 0: samples ignore end-of-sequence and end at their length in `output`
     limit: Int32
     shared: Int32  # [requests] leading tokens shared by all prompts of the same header

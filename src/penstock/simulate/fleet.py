@@ -40,7 +40,7 @@ class FleetOutcome:
     load: AskedLoad
     first: Float64  # [requests] time at which the first sample's first token was read
     end: Float64  # [requests] time at which the last sample ended
-    seconds: float  # first arrival to last end
+    seconds: float  # seconds from the first arrival to the last end
     output_tokens: int
     busy: list[float]  # seconds that each replica's device had work
     up: float  # total seconds of replicas being up or starting

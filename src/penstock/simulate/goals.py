@@ -36,7 +36,7 @@ class FleetGoal:
     name: str
     measure: str
     percent: float
-    most: float  # seconds
+    most: float  # the bound, in seconds
 
     def missed(self, figures: FleetFigures) -> bool:
         return not self.reached(figures) <= self.most

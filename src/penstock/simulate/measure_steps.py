@@ -29,8 +29,8 @@ def measure_steps(
     price: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredSteps:
-    """Measures and returns the table, and writes it to `out`. clock: in seconds. Raises as opening
-    a model does, and when `out` exists or cannot be written."""
+    """Measures and returns the table, and writes it to `out`. clock: returns seconds. Raises as
+    opening a model does, and when `out` exists or cannot be written."""
     config.check()
     if out.exists():
         raise UsageError(

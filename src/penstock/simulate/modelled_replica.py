@@ -34,8 +34,8 @@ class ReadNews:
     """The result of a turn: the requests, by the load's numbers, whose samples drew their first
     token, and those with ended samples."""
 
-    first: Int64  # requests
-    ended: list[int]  # requests, one entry a sample
+    first: Int64  # request numbers
+    ended: list[int]  # request numbers, one entry per sample that ended
     tokens: int
 
 

@@ -24,8 +24,8 @@ from penstock.simulate.simulated_engine import SimulatedEngine
 
 # replicas that are simulated of many: for a job, and for arriving requests
 FEW_OF_JOB, FEW_OF_SERVICE = 2, 4
-# limits on a job's samples per replica row: simulated in all; counted as its beginning and as its
-# end
+# samples of a job, in multiples of a replica's rows: at most TURNS_OF_ROWS are simulated; the
+# first and the last EDGE_OF_ROWS count as the job's beginning and end
 TURNS_OF_ROWS, EDGE_OF_ROWS = (8, 2)
 ALONE, APART = 24, 1e5  # requests sent one by one, and the seconds between them
 # after the last arrival the simulation ends within PATIENCE seconds, or PATIENT times the longest
@@ -44,7 +44,7 @@ class FleetAnswer:
     replicas: int
     simulated: int
     figures: FleetFigures
-    goals: Sequence[FleetGoal] = ()  # the given goals
+    goals: Sequence[FleetGoal] = ()  # the latency goals
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
     # (time, replicas up), where the number changes
     counts: list[tuple[float, int]] = field(default_factory=list)

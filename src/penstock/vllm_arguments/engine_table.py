@@ -50,7 +50,7 @@ SHARED = (
     "data_parallel_size",
     "max_cudagraph_capture_size",
 )
-SPELLINGS = {  # vLLM's values -> ours
+SPELLINGS = {  # argument -> vLLM's spelling of a value -> Penstock's
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "quantization": {
@@ -63,7 +63,7 @@ SPELLINGS = {  # vLLM's values -> ours
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "tool_call_parser": {"qwen3_xml": "qwen3_coder"},
 }
-SHORT = {  # vLLM's short options
+SHORT = {  # vLLM's short command line options -> argument
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
     "-dp": "data_parallel_size",

@@ -63,8 +63,7 @@ class Journal:
     path: the file of JSON lines; its journal lies beside it, named `path` + ".journal".
     fingerprint: the settings that identify the run, name -> JSON value. A journal with another
         fingerprint is refused: JournalError names the differences. Settings that may change when
-        the
-        run is continued stay out of it.
+        the run is continued are not part of it.
     Raises JournalError when the files cannot be written, are in use, were changed by somebody else,
     or belong to another run; CapacityError when the disk is full. After either error every
     committed row is still good.

@@ -61,11 +61,11 @@ class Settings:
     first token must come within a goal. window: a load level's shortest window. longest: a load
     level's longest window, however few its requests. drain: least time after the window until its
     requests are cut off; more if requests take longer. enough: requests that a load level near a
-    crossing should have. at_once: sequences of the saturation load level; with n samples a request,
-    at_once / n requests. alone: requests of the single load level. bisections: open-loop load
-    levels per latency goal. ladder: also measure 2, 4, 8, ... requests at a time. stall: longest
-    time in which a server with open requests may send nothing. budget: seconds for the whole
-    workload shape, server starts included; None: no limit.
+    goal's highest rate (crossing) should have. at_once: sequences of the saturation load level;
+    with n samples a request, at_once / n requests. alone: requests of the single load level.
+    bisections: open-loop load levels per latency goal. ladder: also measure 2, 4, 8, ... requests
+    at a time. stall: longest time in which a server with open requests may send nothing. budget:
+    seconds for the whole workload shape, server starts included; None: no limit.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -255,8 +255,8 @@ def _end_window(settings: Settings) -> float:
 
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans the next closed-loop point: 2, 4, 8, ... requests at a time, until more of them raise
-    the rate no further or all would run at once."""
+    """Plans the next closed-loop load level: 2, 4, 8, ... requests at a time, until more of them
+    raise the rate no further or all would run at once."""
     rungs = sorted(
         (each for each in done if each.plan.kind in (SINGLE, CLOSED)),
         key=lambda e: e.plan.concurrency or 1,
@@ -366,10 +366,11 @@ def _digits(rate: float) -> float:
 
 
 def _loaded(done: Sequence[PointResult], rate: float) -> float:
-    """Returns an upper bound of the seconds from a first token to the end at a rate; 0: unknown.
-    One of N running requests takes base + slope N (a line through the single and the saturation
-    load level), and a rate keeps N = rate x that time running (Little's law). Never more than at a
-    higher rate, or at saturation.
+    """Returns an upper bound of the seconds from a request's first token to its end at a request
+    rate; 0: unknown. With N running requests the time is assumed to be base + slope x N, a line
+    through the measured times of the single and the saturation load level. N is the rate times this
+    time (Little's law). The bound is never above the time measured at a higher rate or at
+    saturation.
     """
     single, whole = (
         next((each for each in done if each.plan.kind == kind and not each.failed), None)

@@ -4,9 +4,8 @@ failures. A stopped run continues from it.
     run.json               the run's name, its settings (another run's folder is refused), its
                            load levels and failures
     points/KEY.parquet     a load level's samples on one start of the server; written before
-    run.json
-                           names the load level
-    points/KEY.failed.parquet   the samples of a failed load level; they enter no figure
+                           run.json names the load level
+    points/KEY.failed.parquet   the samples of a failed load level; they count for no figure
     server-N.log           the log of each server process
     raw.parquet, record.json, table.txt, report/     made from the above
 

@@ -4,9 +4,9 @@
     128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
     monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out,
                            in one request
-    monkeys[:N]@ROWS.jsonl the same with the questions of a GSM8K-form file as prompts
-    FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and
-                           length
+    monkeys[:N]@ROWS.jsonl the same with the questions of a file in GSM8K's format
+    FILE.json              a file in ShareGPT's format: a conversation's first two turns give
+                           prompt and length
 
 Prompts of ids differ in their first block across runs and requests, so that no server answers from
 a cache. Knows the formats of shapes, files and bodies; no connection, no clock.

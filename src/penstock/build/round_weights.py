@@ -46,8 +46,8 @@ SHARE = 4
 
 
 def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Writes the rounded matrices in the checkpoint's form and returns their number and the number
-    of tokens read. Runs in a stage process."""
+    """Writes the rounded matrices in the checkpoint's format and returns their number and the
+    number of tokens read. Runs in a stage process."""
     asked, source = msgspec.convert(options, BuildOptions), Path(folder)
     kinds, group = kinds_written(source, "int4", asked.keep_wide)
     entries, adapter = read_entries(source), find_merged(asked, source)

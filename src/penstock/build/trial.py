@@ -154,7 +154,8 @@ def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
 
 
 def longest_of(works: Sequence[WorkSample]) -> int:
-    """Returns the tokens of the longest prompt with its answer, plus one."""
+    """Returns the context length that the workloads need: tokens of the longest prompt with its
+    answer, plus one."""
     return (
         max(
             len(p) + out

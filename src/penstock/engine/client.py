@@ -175,7 +175,7 @@ class Client:
         )
 
     def end_rest(self, request_id: int) -> None:
-        """Ends all samples that have not ended; each still sends up its tokens so far."""
+        """Ends all samples that have not ended; each still sends its tokens so far."""
         if request_id in self.asked:
             self._send((request_id, REST))
 

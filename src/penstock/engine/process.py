@@ -181,7 +181,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
 
 def _end_all(engine: Engine, compiling: CompileQueue) -> None:
-    """Ends all running and waiting requests; each still sends up its tokens so far."""
+    """Ends all running and waiting requests; each still sends its tokens so far."""
     for request_id in [*compiling.request_ids, *engine.scheduler.live]:
         if not compiling.cancel(request_id, REST):
             engine.cancel(request_id, REST)

@@ -44,7 +44,7 @@ class Stream:
         self.end()
 
     def cut(self) -> None:
-        """Ends all samples that have not ended; each still sends up its tokens so far."""
+        """Ends all samples that have not ended; each still sends its tokens so far."""
         self._cancel(self.asked, told=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:

@@ -1,16 +1,17 @@
 """Roofline: the least time a step can take. Computes it from a step's sizes and the device's peak
 rates, and measures how near real steps come to it.
 
-A step takes at least: its matrix products at the machine's rate (or one read of its weights, if
-longer), one read of K and V by each layer (a shared prefix once per group), reading and writing the
-recurrent state of each row, attention's own products at the best rate, and one more read of the
-logits for sampling. Experts: the estimate assumes tokens choose them evenly; if all tokens choose
-the same experts, less is read. Prompts over latent vectors either absorb them or expand keys and
-values, whichever is less. The parts of a step run in sequence, so their times add up.
+A step takes at least the sum of: its matrix products at the machine's rate (or one read of its
+weights, if longer), one read of K and V by each layer (a shared prefix once per group), reading and
+writing the recurrent state of each row, attention's own products at the best rate, and one more
+read of the logits for sampling. Experts: the estimate assumes tokens choose them evenly; if all
+tokens choose the same experts, less is read. Prompts over latent vectors either absorb them or
+expand keys and values, whichever is less. The parts of a step run in sequence, so their times add
+up.
 
-`benchmarks/shapes.py` compares work with rates it measured (step_limit.py beside it); the gauge
-compares a running engine's steps with the data sheet's rates (execute/gpu_specs.py). Both implement
-Machine. Knows step plans, sizes and a clock; no devices.
+`benchmarks/shapes.py` compares measured runs with rates it measured (step_limit.py beside it); the
+gauge compares a running engine's steps with the data sheet's rates (execute/gpu_specs.py). Both
+implement Machine. Knows step plans, sizes and a clock; no devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """KvCache: the memory of a model's KV cache. It also holds recurrent state, for models that have
 it.
 
-    pages   [blocks, ...] for each paged form, and the token ids of each block in the same layout
-    slots   [slots, bytes] for each recurrent form, and the number of tokens each slot holds
+    pages   [blocks, ...] for each layer with keys and values, and the token ids of each block
+    slots   [slots, bytes] for each recurrent layer, and the number of tokens each slot holds
 
 Knows blocks, slots, layers and the blocks a plan gives out; no rows. Penalty kernels count a row's
 tokens in `slot_token`, the token ids of each block.

@@ -56,8 +56,8 @@ class LayerPages:
 def pages_of(
     model: Decoder, max_model_len: int, forms: Sequence[PagedForm] | None = None
 ) -> LayerPages | None:
-    """Returns the assignment of a model's layers to pages. forms: the layers' storage forms, in
-    order, if not the model's current ones.
+    """Returns the assignment of a model's layers to pages. forms: the layers' storage formats, in
+    order; None: the model's current ones.
 
     Chooses the smallest page with few empty places, since a token outside all windows still takes
     one page. Returns None if each layer must have storage of its own: no layer has a window, or all

@@ -182,8 +182,9 @@ def _with_rows_that_fit(
     free: int,
     device: torch.device,
 ) -> BatchLimits:
-    """Returns the limits with as many rows as their recurrent state fits. Raises CapacityError if
-    the state of max_num_seqs rows does not fit, or, without that option, of one row."""
+    """Returns the limits, with as many rows as there is memory for their recurrent state. Raises
+    CapacityError if the state of max_num_seqs rows does not fit, or, without that option, of one
+    row."""
 
     def needed(rows: int) -> int:
         tokens = max(rows * min(limits.max_model_len, SLOT_TOKENS), limits.max_model_len)

@@ -26,10 +26,10 @@ class Logprobs:
 
     where: Int64  # [m]
     k: Int32  # [m]
-    chosen: Tensor  # [m] float32
-    rank: Tensor  # [m] int32
-    top_ids: Tensor  # [m, max k] int32
-    top: Tensor  # [m, max k] float32
+    chosen: Tensor  # [m] float32: logprob of the token
+    rank: Tensor  # [m] int32: its rank, from 1
+    top_ids: Tensor  # [m, max k] int32: the most likely tokens
+    top: Tensor  # [m, max k] float32: their logprobs
     place: Int64 | None = (
         # [m]: rows of the tensors that belong to these tokens; None: all rows, in order
         None

@@ -31,9 +31,9 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 def load_beside(
     model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
 ) -> Decoder:
-    """Returns a model with the weights of a folder or of another process, in a prepared model's
-    form; that model is not changed. Raises CheckpointError if the weights are of another model,
-    incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
+    """Returns a model with the weights of a folder or of another process, prepared like `model`
+    (fused, quantized), which is not changed. Raises CheckpointError if the weights are of another
+    model, incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
     CapacityError if both don't fit the device."""
     shared, folder = (
         (None, source) if isinstance(source, Path) else (source, Path("another process"))
@@ -84,7 +84,7 @@ def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
         for name, array in arrays_of(model.parts):
             if (
                 array.device != model.device
-            ):  # copy in stream order: kernels of the last step may still read this host memory
+            ):  # wait: kernels of the last step may still read this host memory
                 torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:

@@ -170,8 +170,8 @@ class TorchRunner:
         return self._executor.launch(lambda: self._end(late))
 
     def map_masks(self, words: NDArray[np.int32]) -> None:
-        """Maps a mask board [places, words] for late draws. Masks of other boards work too, by
-        copy."""
+        """Makes a board of token masks [places, words] readable by the GPU, so that a step's masks
+        need no copy by the host. Masks of other boards work too, by copy."""
         self._executor.call(lambda: self._masks.open(words))
 
     def counts(self) -> dict[str, int]:

@@ -34,8 +34,8 @@ _SEVERAL = 8
 # least rows x KV heads at which attention with wide heads uses the larger of two tiles on H100 and
 # H200 (decode.py)
 _LARGE_TILES = 660
-# rows: the largest step with low prefix tiles; the kernel may divide a prefix into one part
-# there and into two at 1,024 rows
+# rows: the largest step whose prefix attention uses tiles of few rows; here the kernel may divide a
+# prefix into one part where it takes two at 1,024 rows, which is another kernel
 _MOST_LOW = 1984
 
 

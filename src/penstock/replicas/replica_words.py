@@ -13,7 +13,7 @@ from penstock.children.carried_error import CarriedError
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
-    """Down: an engine is about to start, and will connect to the front at this address."""
+    """Down: an engine is about to start, and will connect to the client (front) at this address."""
 
     replica: int
     life: int
@@ -21,27 +21,27 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Leave(msgspec.Struct, tag="leave", frozen=True):
-    """Down: send this life no more requests, and close the connection once none of the front's
-    requests is open there."""
+    """Down: send this engine process (life) no more requests, and close the connection once none of
+    the client's requests is open there."""
 
     life: int
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """Down: a life's process has ended."""
+    """Down: an engine process (life) has ended."""
 
     life: int
     code: int
 
 
 class Joined(msgspec.Struct, tag="joined", frozen=True):
-    """Up: the front has joined this life and sends it requests."""
+    """Up: the client (front) has connected to this engine process (life) and sends it requests."""
 
     life: int
 
 
 class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
-    """Up: the front could not join this life, and why."""
+    """Up: the client (front) could not connect to this engine process (life), and why."""
 
     life: int
     error: CarriedError

@@ -40,21 +40,22 @@ from penstock.replicas.replica_words import (
 # Seconds before an ended replica is restarted: the first time, and at most, if it ends early
 # again and again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-LAST_WORDS = 1.0  # seconds that a front gets to report why an engine that has ended had failed
-END_PATIENCE = 10.0  # seconds engines get to end once no front uses them
+# seconds that a client (front) gets to report why an engine that has ended had failed
+LAST_WORDS = 1.0
+END_PATIENCE = 10.0  # seconds engines get to end once no client (front) uses them
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One process of a replica. joining: fronts that have not connected to it yet. meeting: keeps
-    the folder of socket addresses open until they have."""
+    """One process of a replica. joining: clients (fronts) that have not connected to it yet.
+    meeting: keeps the folder of socket addresses open until they have."""
 
     number: int
     replica: int
     process: asyncio.subprocess.Process
     joining: set[int]
     meeting: contextlib.ExitStack
-    why: str | None = None  # why it ended, if a front knows
+    why: str | None = None  # why it ended, if a client (front) has reported it
     ready: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -67,8 +68,8 @@ class _Life:
 
 
 class Supervisor:
-    """Keeps `data_parallel_size` engines running. fronts: one function per front that sends it a
-    message. engine: the command of an engine's process."""
+    """Keeps `data_parallel_size` engines running. fronts: one function per client (front) that
+    sends it a message. engine: the command of an engine's process."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Supervisor:
             config.memory.gpu_memory_utilization,
             host or (HostFacts.found() if self.count > 1 else HostFacts()),
         )
-        self._lives: dict[int, _Life] = {}  # life number -> life, while its process runs
+        self._lives: dict[int, _Life] = {}  # number -> engine process (life), while it runs
         self._now: list[_Life | None] = [None] * self.count  # latest process of each replica
         self._born = 0
         self._keeping: list[asyncio.Task[None]] = []
@@ -133,7 +134,7 @@ class Supervisor:
         return self._died if self.count == 1 else None
 
     def hear(self, front: int, word: WordUp) -> None:
-        """Processes a message from a front."""
+        """Processes a message from a client (front)."""
         if isinstance(word, (Joined, JoinFailed, Hung)):
             life = self._lives.get(word.life)
             if life is not None:
@@ -193,7 +194,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _begin(self, replica: int) -> _Life:
-        """Starts a replica's next process and tells the fronts its address."""
+        """Starts a replica's next process and tells the clients (fronts) its address."""
         number, self._born = self._born, self._born + 1
         with contextlib.ExitStack() as meeting:
             met = meeting.enter_context(addresses(len(self._fronts)))
@@ -210,8 +211,8 @@ class Supervisor:
     async def _live(
         self, life: _Life, first: asyncio.Future[PenstockError | None]
     ) -> PenstockError | None:
-        """Waits for the end of a replica's process and tells the fronts. Returns why it ended; None
-        if it was asked to."""
+        """Waits for the end of a replica's process and tells the clients (fronts). Returns why it
+        ended; None if it was asked to."""
         ended = asyncio.ensure_future(life.process.wait())
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
@@ -282,8 +283,9 @@ class Supervisor:
         self._retired = True
 
     async def end(self, hurry: asyncio.Event | None = None) -> None:
-        """Waits for engines that no front uses any more; leaves no process running. Engines still
-        loading are killed. hurry: once set, the others get HURRIED seconds."""
+        """Waits until the engines end, which they do once no client (front) uses them. Leaves no
+        process running. Engines still loading are killed. hurry: once set, the others get HURRIED
+        seconds."""
         self.retire()
         for task in (*self._keeping, *filter(None, [self._rolling])):
             task.cancel()

@@ -48,7 +48,8 @@ class DeferredFree:
         self._until = np.concatenate((self._until, self.rows.last_flight.take(fresh)))
 
     def add_blocks(self, blocks: Int32, until: int) -> None:
-        """Adds blocks of a fork group that no step after `until` names."""
+        """Adds blocks of a fork group, to be freed once step `until`, the last that names them, has
+        been read."""
         if blocks.size:
             self._blocks.append((until, blocks))
 

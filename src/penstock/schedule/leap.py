@@ -107,7 +107,8 @@ class Leaper:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         when = np.repeat(first, counts) + place * BLOCK_SIZE
         owner = np.repeat(rows, counts)
-        # the pool gives blocks from its end: the last step's blocks lie first
+        # the pool hands blocks out from its stack's end, so in an array from the stack the last
+        # step's blocks come first
         order = np.lexsort((owner, -when))
         columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = (
             self.scheduler.pool.take(total)

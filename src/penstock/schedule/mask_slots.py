@@ -36,7 +36,7 @@ class MaskSlots:
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
         self._ids: dict[int, bytes] = {}  # slot -> allowed ids shared by its rows
         self._fresh: list[int] = []  # slots of static masks that are not written on the device yet
-        self._guides: dict[int, Guide] = {}  # row -> its sample's guide
+        self._guides: dict[int, Guide] = {}  # row -> its sample's constraint
         # row -> its sample's index on the mask board, or -1
         self._place: Int32 = np.full(rows.count, -1, np.int32)
         # By board index: number of the board's forced tokens that launched draws contain, and
@@ -216,7 +216,8 @@ class MaskSlots:
         )
 
     def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
-        """Returns a sample's guide; it is made once and kept when the row is preempted."""
+        """Returns a sample's constraint (Guide); it is made once and kept when the row is
+        preempted."""
         if live.constrain is not None and sample not in live.guides:
             constraint = live.constrain(sample)
             guide = live.guides[sample] = (

@@ -100,7 +100,7 @@ class PrefixTree:
     def insert(self, words: list[bytes], blocks: list[int], place: int) -> int:
         """Inserts held blocks that follow `place`; returns the place after the last.
 
-        Content that is already known stays with its old block.
+        Tokens that the tree knows already keep their old block.
         """
         fresh: list[int] = []
         for word, block in zip(words, blocks, strict=True):

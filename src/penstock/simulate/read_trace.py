@@ -9,7 +9,7 @@ answers. Files are
     OUT.jsonl[.journal]  output of `penstock run`: has answers' lengths; the user must give the
                          prompts' length
 
-Knows forms and lines; no engine.
+Knows file formats; no engine.
 """
 
 from __future__ import annotations

@@ -229,8 +229,8 @@ class StepCosts:
         return max(0.0, self._prompts.one(rows, tokens) + more)
 
     def _together(self, plan: StepPlan) -> tuple[float, int]:
-        """Returns the seconds of the prefixes that groups read together, and their (row, token)
-        pairs."""
+        """Returns the seconds that prefix groups add to a step, and their number of pairs of a row
+        and a prefix token."""
         members = plan.group_start[1:] - plan.group_start[:-1]
         pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
         if not self._groups:

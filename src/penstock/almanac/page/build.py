@@ -126,7 +126,7 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 
 def _one(path: Path) -> tuple[Record, str]:
     """Returns a file's record and its text. Records were validated when they entered the almanac;
-    here only the form is checked again (`record_of`: also hostile texts and duplicate keys)."""
+    here only the format is checked again (`record_of`: also hostile texts and duplicate keys)."""
     if path.is_symlink():
         raise RecordError(f"{path.name}: is a link: put the record itself there")
     content = read_bytes(path)

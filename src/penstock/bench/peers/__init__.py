@@ -40,7 +40,7 @@ _BUILD = re.compile(r"\(build ([1-9]\d*)")
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine's file. name: the file's name."""
+    """The content of an engine's TOML file. name: the file's name."""
 
     says: str
     install: str

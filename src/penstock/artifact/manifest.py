@@ -186,7 +186,7 @@ class Manifest(_Told, kw_only=True, frozen=True):
 
 def find_manifest(folder: Path) -> Manifest | None:
     """Returns the manifest of a built engine; None for any other folder. Raises CheckpointError for
-    an unfinished or unreadable artifact."""
+    an unfinished or unreadable one."""
     if (folder / MANIFEST).is_file() or (folder / STATE).is_dir():
         return read_manifest(folder)
     return None

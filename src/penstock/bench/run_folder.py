@@ -135,7 +135,7 @@ class RunFolder:
 
     def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
         """Stores a failure. samples: the failed load level's samples, kept for inspection; they
-        enter no figure."""
+        count for no figure."""
         if one.result is not None and samples is not None and len(samples):
             with room(self.path):
                 write_parquet(

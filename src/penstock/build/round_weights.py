@@ -4,7 +4,7 @@ with the matrices' usual inputs change least; the inputs come from texts of the 
 The unbuilt model reads texts that the quality check does not use (its own answers at temperature
 1). One pass records input statistics for as many matrices as fit in memory; each matrix is then
 rounded by its statistics (`quant/rounding.py`). Knows models and positions; `make_weights.py` puts
-the results into the artifact.
+the results into the built engine.
 """
 
 from __future__ import annotations

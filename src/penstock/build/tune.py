@@ -41,7 +41,7 @@ from penstock.models.read_config import read_model_config
 # comparison
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (0.2, 0.1, 0.2)
 RUNS = 16  # assumed number of runs in a round over all options; runs are shortened to fit the time
-# knobs that can change while a model is open
+# options that can change while a model is open
 SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
 
 
@@ -200,7 +200,7 @@ class Tuner:
             )
         return 1e3 * sum(each.latency for each in timings) / len(timings)
 
-    # --- knobs that a model is opened with
+    # --- options that a model is opened with
 
     def _reopening(self) -> list[tuple[str, Value]]:
         """Returns the options for which the model must be opened again, each with the one value to

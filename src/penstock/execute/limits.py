@@ -111,9 +111,10 @@ def with_kv(
     sharers: int = 1,
     slot_bytes: int = 0,
 ) -> Limits:
-    """Returns the full limits, with the size of the KV cache. token_bytes: paged state of one
-    token, all layers. weights_to_come: bytes of weights not in memory yet. sharers: ranks that
-    share this device's memory equally. slot_bytes: recurrent state of one sequence, all layers.
+    """Returns the full limits, with the size of the KV cache. token_bytes: bytes of KV cache per
+    token, over all layers. weights_to_come: bytes of weights not in memory yet. sharers: number of
+    ranks that share this device's memory equally. slot_bytes: bytes of recurrent state per
+    sequence, over all layers.
 
     Called once the weights are in memory and the largest step has run (`warm`), or earlier with the
     weights' size. Raises UsageError or CapacityError, each with a remedy.

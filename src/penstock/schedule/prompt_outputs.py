@@ -42,7 +42,7 @@ class PromptOutputs:
 
 
 def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
-    """Stores the scores of each request's chunks, with indices into its prompt."""
+    """Stores the prompt logprobs of each request's chunks, with indices into its prompt."""
     at = 0
     for chunk in chunks:
         live, stop = chunk.group.live, at + chunk.stop - chunk.start

@@ -25,7 +25,7 @@ class SchedulerConfig:
     max_rows: int
     max_model_len: int  # tokens of prompt and output
     max_batched_tokens: int  # tokens per step; at least max_rows
-    mask_slots: int = 1024  # token masks on the device
+    mask_slots: int = 1024  # number of token masks that the device holds
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True

@@ -1,4 +1,4 @@
-"""Penstock runs open-weight language models at full pressure. The public names are imported when
+"""Penstock: an inference engine for open-weight language models. The public names are imported when
 they are first used.
 """
 

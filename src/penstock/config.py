@@ -1,8 +1,8 @@
-"""Config: every knob of an engine, grouped, typed, checked and documented once (docs/config.md is
-generated from it).
+"""Config: all options of an engine. Each option (knob) is grouped, typed, checked and documented
+here once; docs/config.md is generated from it.
 
-Knows no room; rooms are given their options. A knob's help is its field's metadata. None means that
-the engine chooses, and reports the choice in its stats.
+Imports no room; each room is given its options. A knob's help text is in its field's metadata. None
+means that the engine chooses a value, and reports it in its stats.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from penstock.errors import UsageError
 
-# a row takes memory before it runs: a slot in every batch array, a line of the block table
+# limits max_num_seqs: a row takes memory before it runs, an entry in every batch array and a
+# line of the block table
 MAX_ROWS = 262_144
-# a token of a step takes memory before the first step: places in arrays, and activations
+# limits max_num_batched_tokens: a token of a step takes memory before the first step, in arrays and
+# activations
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_REPLICAS = 64
 BLOCK_SIZE = 16  # tokens a block; the kernels and the prefix tree are made for this size
@@ -231,29 +233,30 @@ class ParallelOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """All knobs of an engine. `Config.of(max_num_seqs=64)` takes their flat names; an unknown name
-    is a UsageError."""
+    """All options of an engine, in groups. `Config.of(max_num_seqs=64)` takes flat names; an
+    unknown name raises UsageError."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    # an artifact's kernel tunables (kernels/tunables.py)
+    # kernel tunables of a built engine (kernels/tunables.py): name -> value
     tuned: dict[str, Any] = field(default_factory=dict)
-    # an artifact's scales of keys and values, from its manifest
+    # attention layer -> scales of its keys and values, from a built engine's manifest
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     # the id of the tokenizer's eos_token, set by the code that opens the model
     end_of_text: int | None = None
-    # set by an artifact whose work shares no prefix: other CUDA graphs are captured when needed
+    # True: at startup capture only CUDA graphs without prefix groups, the others on first use.
+    # Set by a built engine whose workload has no shared prefixes
     plain_graphs: bool = False
-    # knobs that the user set, even to their defaults; an artifact sets the others
+    # names of options that the user set, even to their defaults; a built engine may set the others
     named: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, **knobs: Any) -> Config:
-        """Builds a Config from flat knob names and checks each by type and range. None leaves a
-        knob unset."""
+        """Builds a Config from flat option names and checks each value by type and range. None
+        leaves an option unset."""
         config = cls(named=frozenset(name for name, value in knobs.items() if value is not None))
         places = config.places()
         for name, value in knobs.items():
@@ -262,13 +265,14 @@ class Config:
                     f"unknown option {name!r}: known are {', '.join(sorted(places))}", param=name
                 )
             setattr(places[name], name, value)
-        if config.model.tokenizer == config.model.model:  # scripts for vLLM often give both
+        # scripts for vLLM often give the same folder for both
+        if config.model.tokenizer == config.model.model:
             config.model.tokenizer = None
         config.check()
         return config
 
     def told(self) -> dict[str, Any]:
-        """Returns the knobs that were set or differ from their defaults: `Config.of` builds the
+        """Returns the options that were set or differ from their defaults. `Config.of` builds the
         same Config from them."""
         places = self.places()
         default = {knob.name: knob.default for group in self.groups() for knob in fields(group)}
@@ -280,7 +284,7 @@ class Config:
         }
 
     def places(self) -> dict[str, Any]:
-        """Returns knob name -> the group object that holds it."""
+        """Returns option name -> the group object that holds it."""
         return {knob.name: group for group in self.groups() for knob in fields(group)}
 
     def groups(

@@ -1,4 +1,4 @@
-"""Safe reading and writing of files: check a path, write a file whole or not at all, and explain
+"""Safe reading and writing of files. Checks a path, writes a file whole or not at all, and explains
 why a write failed.
 
 Devices and pipes are never read, written, replaced or deleted. Knows no file's content.
@@ -43,8 +43,8 @@ def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
 
 
 def check_writable(path: Path, *, link: bool = False) -> None:
-    """Raises JournalError when `path` could not be written. Called before long work begins; leaves
-    nothing behind. link: as in file_at."""
+    """Raises JournalError when `path` could not be written. Call it before a long job begins; it
+    leaves no file behind. link: as in file_at."""
     folder = path.parent
     there = file_at(path, link=link)
     if not folder.is_dir():

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base class of all. `str(error)` is one line that also says what to do; `exit_code` is the
-    exit status of the command line."""
+    """Base class of the errors that a user may see. `str(error)` is one line that also says what to
+    do; `exit_code` is the exit status of the command line."""
 
     exit_code = 2
 
@@ -21,7 +21,7 @@ class PenstockError(Exception):
 
 class UsageError(PenstockError, ValueError):
     """An option, field or value that cannot be served; `param` names it. `rule` is the message
-    without the given value: a server answers with it, because its answers go to logs that must not
+    without the given value: a server puts `rule` into its answers, which may be logged and must not
     hold user data.
     """
 
@@ -56,8 +56,8 @@ class RecordError(PenstockError):
 
 
 class FaultError(PenstockError):
-    """A fault in Penstock's own code that fails one request; the others go on. A server's log has
-    the traceback."""
+    """A bug in Penstock's code that fails one request; the others go on. A server's log has the
+    traceback."""
 
     exit_code = 1
 

@@ -1,4 +1,5 @@
-"""A journal writes rows exactly once, through kills, full disks and power cuts.
+"""Journal: writes each row of a file exactly once. It holds through kills, full disks and power
+cuts.
 
     OUT.jsonl            the rows, as plain JSON lines that need no Penstock to read
     OUT.jsonl.journal    a header with the run's fingerprint, then one checksummed line a row
@@ -42,14 +43,14 @@ from penstock.key_set import Key, KeySet
 COMMIT_SECONDS = 0.5
 COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
-# Unicode line ends: some readers end a line at them
+# Unicode line separators, at which some readers end a line -> JSON escapes
 _ODD = {odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"}
 
 
 @dataclass(slots=True)
 class _State:
-    """Both files' committed lengths in bytes, and the rows with their journal lines that wait for
-    the next commit."""
+    """Both files' committed lengths in bytes, and the rows and journal lines that wait for the next
+    commit."""
 
     data_end: int = 0
     journal_end: int = 0
@@ -62,8 +63,7 @@ class Journal:
     path: the file of JSON lines; its journal lies beside it, named `path` + ".journal".
     fingerprint: the settings that identify the run, name -> JSON value. A journal with another
         fingerprint is refused: JournalError names the differences. Settings that may change when
-        the
-        run is continued stay out of it.
+        the run is continued are not part of it.
     Raises JournalError when the files cannot be written, are in use, were changed by somebody else,
     or belong to another run; CapacityError when the disk is full. After either error every
     committed row is still good.
@@ -99,8 +99,8 @@ class Journal:
         return len(self.keys)
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
-        """Adds a key's row; the next due tick, or a commit, brings it to the disk. A known key is
-        an error."""
+        """Adds a key's row. A due tick, or a commit, writes it to the disk. A key that was added
+        before raises an error."""
         try:
             data = json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # an unpaired surrogate, in an id for instance
@@ -134,11 +134,11 @@ class Journal:
         return not self._state.pending
 
     def commit(self) -> None:
-        """Brings the waiting rows to the disk. When that fails, both files are cut back to their
+        """Writes the waiting rows to the disk. When that fails, both files are cut back to their
         committed length.
 
-        Raises JournalError also when `path` no longer names the open file: nobody would find the
-        rows there.
+        Raises JournalError also if the file was moved or replaced, so that `path` no longer names
+        it.
         """
         if self._state.pending:
             self._bring()
@@ -151,8 +151,8 @@ class Journal:
     def _bring(self) -> None:
         """Writes the rows to the disk, then their journal lines.
 
-        Ctrl-C may come at any line here: uncommitted bytes are cut off later, and the rows still
-        wait. One assignment sets the new state, so it is never half set.
+        Ctrl-C may interrupt at any line. Then uncommitted bytes are cut off later, and the rows
+        still wait. The new state is set by one assignment, so it is never half set.
         """
         state = self._state
         rows = b"".join(data for data, _ in state.pending)
@@ -166,7 +166,8 @@ class Journal:
             raise why_not_written(error, self.path) from error
         self._state = _State(state.data_end + len(rows), state.journal_end + len(lines))
         self._pending_bytes = 0
-        # taken at the end, so that a slow disk does not spend all its time committing
+        # measured from the end of a commit, so that a slow disk does not spend all its time
+        # committing
         self._last_commit = time.monotonic()
 
     def rows(self, field: str | None = None) -> Iterator[dict[str, Any]]:
@@ -182,14 +183,15 @@ class Journal:
 
     def _row(self, line: bytes) -> dict[str, Any]:
         row: Any = None
-        with contextlib.suppress(ValueError, RecursionError):  # bad JSON is reported below
+        # a line of bad JSON is reported below
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
         if not isinstance(row, dict):
             raise self.foreign(line)
         return row
 
     def foreign(self, row: object) -> JournalError:
-        """Returns the error for a committed row that no run of Penstock writes."""
+        """Returns the error for a committed row that Penstock cannot have written."""
         told = row[:80].decode("utf-8", "replace") if isinstance(row, bytes) else _short(row)
         return JournalError(
             f"{self.path} holds a row that no run wrote ({told!r}): name another output, or delete"
@@ -227,7 +229,7 @@ class Journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
-                # the other run deleted it just after it was opened here: nobody would find the rows
+                # another run deleted the file just after it was opened here
                 raise BlockingIOError
             data = open(self.path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
         except BlockingIOError as error:
@@ -243,8 +245,8 @@ class Journal:
         return journal, data
 
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
-        """Checks the journal's lines against the data, cuts off what a kill left half done, and
-        collects the keys."""
+        """Checks the journal's lines against OUT's data, cuts off incomplete rows that a kill left,
+        and collects the keys."""
         self._journal.seek(0)
         with os.fdopen(os.dup(self._journal.fileno()), "rb", READ_BYTES) as journal:
             self._take_up_lines(whole_lines(journal, self.journal_path), fingerprint)
@@ -265,7 +267,8 @@ class Journal:
         with self.path.open("rb") as data:
             for line in lines:
                 self._check_row(line, data)
-        self._cut(sync=True)  # a killed run may have written lines that are not on the disk yet
+        # flush too: a killed run may have written lines that are not on the disk yet
+        self._cut(sync=True)
 
     def _read_header(self, header: bytes) -> dict[str, Any] | None:
         run = run_of(header)
@@ -276,8 +279,8 @@ class Journal:
         return None
 
     def _torn_at_its_begin(self) -> bool:
-        """Returns True if the journal is part of a header, as a power cut leaves it; no row was
-        written then."""
+        """Returns True if the journal holds only part of a header, as a power cut may leave it.
+        Then no row was written."""
         self._journal.seek(0)
         return not os.fstat(self._data.fileno()).st_size and begins_a_header(
             self._journal.read(READ_BYTES)
@@ -330,8 +333,8 @@ class Journal:
 
     def _cut(self, *, sync: bool = False) -> None:
         """Cuts both files to their committed length; shortening a file works on a full disk too.
-        The journal is cut and flushed first: leftover lines without their rows would be refused at
-        every open.
+        The journal is cut and flushed first: a journal line without its row would make every later
+        open fail.
         """
         try:
             if sync or os.fstat(self._journal.fileno()).st_size != self._state.journal_end:
@@ -342,8 +345,9 @@ class Journal:
             raise why_not_written(error, self.path) from error
 
     def _take_away(self) -> None:
-        """Deletes both files while the lock is held, so that no other run can have begun with them.
-        Keeps a link or empty file that was there before, and any file that has replaced them since.
+        """Deletes both files, while the lock is held so that no other run can have begun with them.
+        A link or empty file that was there before is kept, and so is a file that has replaced one
+        of them since.
         """
         if self._may_unlink and _is_at(self._data, self.path):
             self.path.unlink(missing_ok=True)
@@ -356,7 +360,7 @@ class Journal:
 
 
 def journal_of(path: Path) -> Path:
-    """Returns the path of the journal of an output file, present or not."""
+    """Returns the path of an output file's journal, which need not exist."""
     return path.with_name(path.name + ".journal")
 
 
@@ -367,13 +371,13 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Opens a file as `open` does, but never through a link, even one created since the check."""
+    """Opener for `open` that refuses links, even one created since the path was checked."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def changes_told(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns the settings that differ between two runs, as text for an error; empty where none
-    does."""
+    """Returns the settings that differ between two runs, as text for an error message; empty if
+    none does."""
     names = [name for name in before | now if before.get(name) != now.get(name)]
     return ", ".join(f"{n}: {_short(before.get(n))} there, {_short(now.get(n))} now" for n in names)
 

@@ -1,8 +1,8 @@
-"""The lines of a journal: a checksum, then either a header with the run's fingerprint, or a row's
-length, checksum and key.
+"""The lines of a journal file. A line is a checksum, then either a header with the run's
+fingerprint, or a row's length, checksum and key.
 
-A file may come from anybody, so every length is bounded. A line torn by a kill is told apart from a
-file that is no journal.
+A journal file may come from anybody, so every length has a limit. A line that a kill cut short is
+told apart from a file that is no journal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.key_set import Key, text_of
 
 VERSION = 1
 READ_BYTES = 1 << 20
-LONGEST_LINE = 16 << 20  # bytes
-SHORTEST_ROW = 2  # bytes of JSON
+LONGEST_LINE = 16 << 20  # most bytes of a line
+SHORTEST_ROW = 2  # least bytes of a row's JSON
 WORD = b" penstock-journal "  # follows the checksum in a header
 
 
@@ -29,7 +29,7 @@ def header_of(run: Mapping[str, Any]) -> bytes:
 
 
 def line_of(data: bytes, key: Key) -> bytes:
-    """Returns a row's line. Raises JournalError for a key that is too long for one."""
+    """Returns a row's journal line. Raises JournalError if the key is too long."""
     line = seal(f"{len(data)} {zlib.crc32(data):08x} {text_of(key)}")
     if len(line) > LONGEST_LINE:
         raise JournalError(
@@ -39,8 +39,8 @@ def line_of(data: bytes, key: Key) -> bytes:
 
 
 def begins_a_header(left: bytes) -> bool:
-    """Returns True if `left` may be the start of a header that a power cut tore, zero bytes
-    included. False: the file is somebody else's."""
+    """Returns True if the bytes `left` may be the beginning of a header that a power cut left
+    incomplete, perhaps with zero bytes. False: the file is no journal."""
     left = left.rstrip(b"\0")
     ours = not left[:8].strip(b"0123456789abcdef") and left[8:].startswith(
         WORD[: max(0, len(left) - 8)]
@@ -54,8 +54,9 @@ def seal(text: str) -> bytes:
 
 
 def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yields lines whose checksum holds, up to the first that a kill tore. Raises JournalError for
-    a line longer than LONGEST_LINE; the zero bytes that a power cut may leave are fewer."""
+    """Yields complete lines, whose checksums are right; stops at the first that a kill cut short.
+    Raises JournalError for a line longer than LONGEST_LINE; a power cut may leave zero bytes, but
+    fewer than that."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise unread(path)

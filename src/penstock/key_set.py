@@ -1,6 +1,5 @@
-"""KeySet: a set of keys that takes few bytes a key. A key is a JSON value that identifies a row.
-Stdlib only.
-"""
+"""KeySet: a set of keys in little memory. A key is a JSON value that identifies a row of a file.
+Stdlib only."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ Key = str | int | list[Any]
 
 
 class KeySet:
-    """A set of keys, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key, however
-    long it is.
+    """A set of keys, stored as 8-byte hashes in an open-addressed table. It takes 16 to 32 bytes
+    per key, however long the key is.
 
     Two keys share a hash with a chance of about (number of keys squared) / 2^65: 3e-8 at a million
     keys.

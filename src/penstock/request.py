@@ -1,5 +1,5 @@
-"""The types that all rooms share: requests (Request, SamplingParams) and results (Delta,
-RequestOutput).
+"""The types of requests and results. Requests are Request and SamplingParams, results Delta and
+RequestOutput; all rooms share them.
 
 Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. Knows no
 engine and no tokenizer: ids are plain ints. Stdlib only.
@@ -24,7 +24,7 @@ from penstock.vllm_arguments.sift import takes_vllms
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
-# most stop strings of a request; the host searches each text for all of them
+# most stop strings of a request, since the host searches each text for all of them
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2_048  # characters of all stop strings together
 MAX_LOGPROBS = 20  # the same as vLLM's default max_logprobs and OpenAI's top_logprobs
@@ -37,9 +37,10 @@ MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choi
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
-# a sample index in a cancellation: all samples that have not ended; their output so far is sent
+# sample index in a cancellation: ends all samples that have not ended, and sends their output so
+# far
 REST = -1
-# integers of SamplingParams: lowest and highest value
+# integer fields of SamplingParams -> lowest and highest value; None: no limit
 _WHOLE: dict[str, tuple[int, int | None]] = {
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
@@ -57,21 +58,19 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form of each answer. Exactly one of the six kinds is set (json, regex, choice, grammar,
-    json_object, structural_tag), or none beside `around`. Values are checked here; a grammar that
-    cannot be served is found when it is compiled.
+    """The schema or grammar that each answer must follow. Exactly one of the six kinds is set
+    (json, regex, choice, grammar, json_object, structural_tag), or none if `around` is set. Values
+    are checked here; a grammar that is not supported is found when it is compiled.
 
-    json: a JSON Schema, kept as text. regex: a regex that the whole text matches. choice: a list of
-    texts; the answer is one of them. grammar: a grammar in Lark or GBNF. json_object: any JSON
-    object. structural_tag: free text with tags in it whose contents have forms; text.structural_tag
-    has the
-        format.
-    lenient: unknown parts of a schema are ignored and oneOf counts as anyOf; otherwise such a
-    schema
-        is refused.
-    disable_any_whitespace: JSON has no white space between its parts. whitespace_pattern: a regex
-    of the white space allowed between JSON's parts. around: a Lark grammar of the whole answer, in
-    which @form stands for the kind that is set.
+    json: a JSON Schema, kept as text. regex: a regex that the whole text matches.
+    choice: a list of texts; the answer is one of them. grammar: a grammar in Lark or GBNF.
+    json_object: any JSON object.
+    structural_tag: free text with tags whose contents follow schemas (format: text.structural_tag).
+    lenient: True: unknown parts of a schema are ignored, and oneOf counts as anyOf; False: such a
+        schema is refused.
+    disable_any_whitespace: JSON has no white space between its parts.
+    whitespace_pattern: a regex of the white space allowed between JSON's parts.
+    around: a Lark grammar of the whole answer; @form in it stands for the kind that is set.
     """
 
     json: str | dict[str, Any] | None = None
@@ -163,7 +162,7 @@ class StopWhen:
 
 
 class RequestOutputKind(Enum):
-    """The kind of outputs that AsyncLLM.generate yields, with vLLM's names and numbers."""
+    """Kinds of outputs that AsyncLLM.generate yields; names and numbers are vLLM's."""
 
     CUMULATIVE = 0  # each output holds everything generated so far
     DELTA = 1  # each output holds what is new since the previous one
@@ -176,33 +175,33 @@ class SamplingParams:
     """Settings for drawing the n samples of one request. Checked when made; the engine reads every
     field.
 
-    n: samples of the prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: filters.
-    Order: penalties, temperature, min_p, top_k, top_p. repetition_penalty: above 1, tokens of
-    prompt and output become less likely (CTRL,
+    n: samples of the prompt. temperature: 0 is greedy.
+    top_p, top_k (0 or -1: off), min_p: filters. They are applied after penalties and temperature,
+        in the order min_p, top_k, top_p.
+    repetition_penalty: above 1, tokens of prompt and output become less likely (CTRL,
         arXiv:1909.05858).
-    presence_penalty, frequency_penalty: OpenAI's, over output tokens. logit_bias: token id -> value
-    added to its logit. allowed_token_ids: only these tokens are drawn. min_tokens: no end id, stop
-    id or stop string before this many output tokens. max_tokens: most output tokens; None: up to
-    the context. stop: strings that end a sample, up to 64 with 2,048 characters together; the text
-    is cut before
-        them unless include_stop_str_in_output.
-    bad_words: strings that are never generated: a word's last token is barred when the tokens
-    before
-        it were just drawn.
+    presence_penalty, frequency_penalty: OpenAI's, over output tokens.
+    logit_bias: token id -> value added to its logit.
+    allowed_token_ids: only these tokens are drawn.
+    min_tokens: no end id, stop id or stop string before this many output tokens.
+    max_tokens: most output tokens; None: up to the context.
+    stop: strings that end a sample, up to 64 with 2,048 characters together; the text is cut
+        before them unless include_stop_str_in_output is set.
+    bad_words: strings that are never generated: a word's last token is not drawn if the tokens
+        before it were just drawn.
     stop_token_ids: ids that end a sample, beside the model's end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the
         engine chooses one.
-    structured_outputs: the form of each sample. A sample ends when its form is complete, and never
-        ends before.
+    structured_outputs: the schema or grammar of each sample. A sample ends when its text is
+        complete by the grammar, and never before.
     stop_when: ends the request once enough of its samples have the same answer; samples still being
         drawn are aborted.
-    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits. prompt_logprobs:
-    the same for the prompt. logprob_token_ids: these tokens beside the chosen one, in place of the
-    most likely; logprobs is
+    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits.
+    prompt_logprobs: the same for the prompt.
+    logprob_token_ids: these tokens beside the chosen one, instead of the most likely; logprobs is
         then their number.
     output_kind: the kind of outputs that AsyncLLM.generate yields. Everything else gives
-    FINAL_ONLY,
-        as vLLM's LLM does.
+        FINAL_ONLY, as vLLM's LLM does.
     """
 
     n: int = 1
@@ -343,18 +342,17 @@ class Request:
     """A request as the engine gets it, in token ids. It crosses the channel as typed msgpack.
 
     request_id: unique for the channel's lifetime. prompt: int32 ids as raw little-endian bytes.
-    stream: if True, every token is sent up as it is read; else a sample's tokens are sent once, at
+    stream: if True, every token is sent as it is read; else a sample's tokens are sent once, at
         its end (or when `watch` fires).
-    watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None. A
-    sampled
-        token whose bit is set may end a stop string, so the sample's tokens are sent up at once.
+    watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None. A drawn
+        token whose bit is set may end a stop string, so the sample's tokens are sent at once.
     samples: the sample indices of the n to draw, when a job continues; None: all of them.
-    background: runs only on capacity that other requests leave. tenant: a number for the sender;
-    the waiting queue is fair between tenants. salt: cached blocks are shared only between requests
-    of equal salt; 0 is a salt too. tag: a number given to models that read tags, with each token;
-    cached blocks are shared only
+    background: runs only on capacity that other requests leave.
+    tenant: a number for the sender; the waiting queue is fair between tenants.
+    salt: cached blocks are shared only between requests of equal salt; 0 is a salt too.
+    tag: a number given to models that read tags, with each token; cached blocks are shared only
         within one tag.
-    bad_words: the token ids of sampling.bad_words, one list a word.
+    bad_words: the token ids of sampling.bad_words, one list per word.
     """
 
     request_id: int
@@ -401,9 +399,9 @@ class Delta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample; it is finished once it has a finish_reason. `token_ids` includes the end or stop
-    token if there was one; `text` does not. `cumulative_logprob` is the sum over all tokens drawn
-    so far.
+    """The result of one sample, which is finished once it has a finish_reason. `token_ids` includes
+    the end or stop token if there was one; `text` does not. `cumulative_logprob` is the sum over
+    all tokens drawn so far.
 
     `logprobs` reads, compares and copies as a list; its dicts are made when they are read,
     `.columns` makes none. weights_version: the version of the weights that generated it; `default`
@@ -422,7 +420,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request, finished or as far as it has come. outputs: in the order of the sample index.
+    """The result of one request, finished or so far. outputs: in the order of the sample index.
     error: why there are no outputs, else None."""
 
     request_id: str

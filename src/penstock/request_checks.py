@@ -1,5 +1,5 @@
-"""Checks of a request's numbers: integer, real, in range. Errors name the parameter and its allowed
-values.
+"""Checks the numbers in a request. They must be integers or real numbers in range; errors name the
+parameter and its allowed values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import sys
 from penstock.errors import UsageError
 from penstock.row_table import RANGES
 
-# only compared with, never converted: an integer may be larger than any float
+# largest allowed number. Values are compared with it before any conversion, since an integer may be
+# larger than any float
 LARGEST = sys.float_info.max
 
 

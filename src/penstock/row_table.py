@@ -1,10 +1,10 @@
-"""The row table: every number that a device keeps for a live row, declared once. A row is one
-sequence in the running batch.
+"""The row table: the numbers a device keeps per row. A row is one sequence in the running batch;
+each of its numbers is declared here once.
 
-The table defines what a joining row carries (`schedule.step.JOIN_RECORD`), the device's columns
-(`kernels.row_state`), where a kernel finds each, and the ranges that the API and
-generation_config.json are checked against. A new sampling parameter needs a field of
-SamplingParams, a line here, and a kernel that reads it. Knows numbers alone; stdlib only.
+From the table follow the data sent with a joining row (`schedule.step.JOIN_RECORD`), the device's
+arrays (`kernels.row_state`), the offset of each field for kernels, and the ranges in which the API
+and generation_config.json must be. A new sampling parameter needs a field of SamplingParams, a line
+here, and a kernel that reads it. Knows numbers alone; stdlib only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 MAX_STOP_IDS = 8  # stop ids a row keeps on the device; the host checks further ones
-BAD_WORD_IDS = 16  # ids of a bad word, padded in front with -1: a row looks back at one token fewer
+# ids of a bad word, padded in front with -1; a row compares one token fewer with its latest tokens
+BAD_WORD_IDS = 16
 
-# most draft tokens of a row in a step; each costs masked loads in the rows' bookkeeping
+# most draft tokens of a row in a step; each one makes the kernels that update rows load more
 MAX_DRAFTS = 4
 
-# Bits of `wants`: what a row needs of the sampler beyond temperature. A step carries the OR of its
-# rows' bits.
+# Bits of `wants`: the sampling options of a row beyond temperature. A step has the OR of its rows'
+# bits.
 WANTS_FILTER = 1  # top_k, top_p or min_p
 WANTS_PENALTY = 2  # repetition, presence or frequency penalty
 WANTS_BIAS = 4  # logit_bias
@@ -28,7 +29,7 @@ WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logp
 WANTS_MASK = 32  # a row with a mask slot draws only tokens whose bit is set in it
 # bad_words: a bad word's last id is barred when the row's latest tokens are the ids before it
 WANTS_WORDS = 64
-# logprobs of given token ids, in place of the most likely; the ids lie behind the bad words
+# logprobs of given token ids instead of the most likely; the ids lie after the bad words
 WANTS_LABELS = 128
 # Bits that change the model's logits.
 WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK | WANTS_WORDS
@@ -47,11 +48,9 @@ class Range(NamedTuple):
 class Field:
     """A column of the row table.
 
-    kind: numpy's short name of its dtype.
-    dead: its value in an unused row.
-    param: the field of SamplingParams that it copies.
-    range: the allowed range of that field.
-    width: numbers a row.
+    kind: numpy's short name of its dtype. dead: its value in an unused row. param: the field of
+    SamplingParams that it copies. range: the allowed range of that field. width: number of values
+    per row.
     """
 
     name: str
@@ -67,8 +66,8 @@ class Field:
         return self.width * (2 if self.kind == "i8" else 1)
 
 
-# Within these ranges a row's logits stay finite in float32, in which tokens are drawn: below 1e-38
-# float32 loses precision, and a logit of 35 divided by a temperature of 1e-37 is infinite.
+# Within these ranges a row's logits stay finite in float32, in which tokens are drawn. (A logit of
+# 35 divided by a temperature of 1e-37 would be infinite; below 1e-38 float32 loses precision.)
 FIELDS = (
     Field("last_token", "i4"),  # the token at position `length`; its K and V are not stored yet
     Field("length", "i4"),  # tokens whose K and V are stored
@@ -94,8 +93,8 @@ FIELDS = (
     Field("logprobs", "i4", dead=-1),
     Field("bias_start", "i4"),  # start of the row's logit_bias in the device's pool
     Field("bias_count", "i4"),
-    # number of bad words; they lie behind the biases, BAD_WORD_IDS ids each, before
-    # logprob_token_ids
+    # number of bad words. In the pool they lie after the row's biases, BAD_WORD_IDS ids each, and
+    # before logprob_token_ids
     Field("word_count", "i4"),
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
     Field("tag", "i4"),  # the request's tag, for models that read tags

@@ -1,5 +1,5 @@
-"""SharedWeights: says where the tensors of another process (a trainer) lie, so that an engine can
-read them.
+"""SharedWeights: weights in another process's memory. It says where the tensors of a trainer's
+process lie, so that an engine can read them.
 
 A memory is either `shm`, a file of /dev/shm by its name, or `cuda`, a GPU allocation by CUDA's raw
 handle. A tensor has a name, a dtype as safetensors spells it, a shape, the index of its memory, and
@@ -15,13 +15,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SharedStretch:
-    """A memory region. Its owner leaves it unchanged until the engine reports that it has
+    """A region of shared memory. Its owner must not change it until the engine reports that it has
     read it."""
 
     kind: Literal["shm", "cuda"]
     size: int  # bytes
     name: str = ""
-    handle: bytes = b""  # base64 in JSON
+    handle: bytes = b""  # CUDA's handle of the allocation; base64 in JSON
 
 
 @dataclass(frozen=True, slots=True)

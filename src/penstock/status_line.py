@@ -1,5 +1,5 @@
-"""A progress line: overwritten in place on a terminal, elsewhere printed as a new line now and
-then.
+"""A progress line in the terminal. On a terminal it is overwritten in place; elsewhere it is
+printed as a new line now and then.
 
 Knows words, counts and an output stream; not the work under way.
 """
@@ -14,7 +14,8 @@ from typing import TextIO
 
 SELDOM = 10.0  # seconds between two lines when the output is no terminal
 OFTEN = 0.1  # seconds between two updates of a bar
-WIDE, NARROW = 200, 100  # characters: a terminal that does not tell its width; a notebook's cell
+# characters per line: of a terminal that does not tell its width, and of a notebook's cell
+WIDE, NARROW = 200, 100
 CLEAR = "\r\x1b[K"
 
 
@@ -24,11 +25,11 @@ class StatusLine:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        # Jupyter, VS Code and Colab
+        # True in notebooks: Jupyter, VS Code and Colab
         self._cell = type(self._out).__module__.startswith("ipykernel")
         self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
-        self._long = 0  # characters of the line that a cell shows
+        self._long = 0  # length of the line that a notebook's cell shows
 
     def show(self, text: str, *, anew: bool = False) -> None:
         """Shows the text, cut to the terminal's width. When the output is no terminal, prints a
@@ -70,8 +71,7 @@ class StatusLine:
 
 class Bar:
     """A progress bar: how many of `total` are done, the time so far and the time left. everywhere:
-    also prints a line now and then when the output is no terminal; without it, prints nothing
-    there."""
+    True: if the output is no terminal, prints a line now and then; False: prints nothing there."""
 
     def __init__(self, total: int, what: str = "samples", *, everywhere: bool = False) -> None:
         self._line = StatusLine()

@@ -1,4 +1,4 @@
-"""Builds Arrow columns from their bytes: `pyarrow.array` would first import pandas, if installed,
+"""Builds Arrow columns from numpy bytes. `pyarrow.array` would first import pandas, if installed,
 which takes seconds.
 
 Knows arrays and texts; not their meaning.
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 
 def arrow_numbers(values: npt.NDArray[Any], known: npt.NDArray[np.bool_] | None = None) -> Any:
-    """Returns an Arrow column of [n] booleans, int32, float32 or float64;
-    unknown entries are null."""
+    """Returns an Arrow column of `values` [n]: booleans, int32, float32 or float64. known [n]:
+    False where the entry is null."""
     import pyarrow as pa
 
     kinds = {"i4": pa.int32(), "f8": pa.float64(), "f4": pa.float32(), "b1": pa.bool_()}
@@ -26,7 +26,7 @@ def arrow_numbers(values: npt.NDArray[Any], known: npt.NDArray[np.bool_] | None 
 
 
 def arrow_texts(values: Sequence[str | None] | npt.NDArray[np.object_]) -> Any:
-    """Returns an Arrow column of [n] texts; None is null."""
+    """Returns an Arrow column of n texts; None becomes null."""
     import pyarrow as pa
 
     data = [b"" if value is None else value.encode() for value in values]
@@ -40,7 +40,7 @@ def arrow_texts(values: Sequence[str | None] | npt.NDArray[np.object_]) -> Any:
 
 
 def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object_]) -> Any:
-    """Returns an Arrow column of [n] lists of float32."""
+    """Returns an Arrow column of n lists of float32."""
     import pyarrow as pa
 
     values = np.concatenate([np.zeros(0, np.float32), *parts])
@@ -48,8 +48,9 @@ def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object
 
 
 def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns a column of numbers or booleans as [n] of `kind`; an unknown float is NaN. Raises
-    ValueError for a column of another type, and for numbers that do not fit `kind`."""
+    """Converts an Arrow column of numbers or booleans to an array [n] of dtype `kind`; a null float
+    becomes NaN. Raises ValueError for a column of another type, and for numbers that do not fit
+    `kind`."""
     import pyarrow as pa
 
     there = column.type
@@ -68,8 +69,8 @@ def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def texts_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a dictionary-encoded column of texts as [n] objects; equal texts share one object.
-    Raises ValueError for any other column."""
+    """Converts a dictionary-encoded Arrow column of texts to an array [n] of str; equal texts share
+    one object. Raises ValueError for any other column."""
     import pyarrow as pa
 
     if (
@@ -85,8 +86,8 @@ def texts_of(column: Any) -> npt.NDArray[np.object_]:
 
 
 def lists_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a column of lists of floats as [n] float32 arrays, which are views of a few larger
-    arrays. Raises ValueError for any other column."""
+    """Converts an Arrow column of lists of floats to an array [n] of float32 arrays, which are
+    views of a few larger arrays. Raises ValueError for any other column."""
     import pyarrow as pa
 
     if (
@@ -108,7 +109,7 @@ def lists_of(column: Any) -> npt.NDArray[np.object_]:
 
 
 def _ends(parts: Any) -> npt.NDArray[np.int32]:
-    """Returns [n + 1]: 0, then the end of each part."""
+    """Returns the offsets of concatenated parts, int32 [n + 1]: 0, then the end of each part."""
     return np.cumsum([0, *map(len, parts)], dtype=np.int32)
 
 

@@ -1,4 +1,4 @@
-"""The almanac's files: where a record belongs, how one is added, and how all are read.
+"""Adds benchmark records to the almanac and reads them. It also decides each record's path:
 
     <root>/<engine>/<date>/<gpu>.<model>.<shape>.<configuration>.<run>.json
     root: almanac/records
@@ -24,8 +24,8 @@ _LONGEST = 60  # characters of one part of a file name
 
 
 def place_of(record: Record) -> Path:
-    """Returns a record's path relative to the root. Whatever names the record holds, the path lies
-    below the root and its file name has five parts."""
+    """Returns a benchmark record's path relative to the root. Names in the record cannot lead the
+    path out of the root; the file name always has five parts."""
     gpu = record.machine.gpu
     machine = (
         "cpu"
@@ -57,12 +57,12 @@ def add(
     tell: Callable[[str], object] = print,
 ) -> Path:
     """Adds a run to the almanac, after deriving every number again from its raw data. Returns the
-    new file.
+    path of the new record file.
 
-    commit: the commit of these sources. If the record was made by the same sources, a number that
-    differs is a fault. If it was made by others, the newly derived numbers go in, and `tell` gets
-    one line about the changes. Raises RecordError for a run that cannot be believed, lacks a file,
-    or is in the almanac already.
+    commit: the git commit of these sources. A benchmark record made by the same commit must have
+    the same numbers; a difference raises RecordError. For a record made by another commit the newly
+    derived numbers are stored, and `tell` is called with one line about the changes. Raises
+    RecordError for a run that cannot be believed, lacks a file, or is in the almanac already.
     """
     source, raw = run_folder / RECORD, run_folder / RAW
     if not source.is_file():
@@ -98,7 +98,8 @@ def add(
 
 
 def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list[str]]:
-    """Returns the record to add, and the numbers that other sources had derived differently."""
+    """Returns the benchmark record to add, and the names of numbers that differ from those in the
+    run's folder."""
     told = read_record(source)
     names_raw(told, source)
     if told.raw is None:
@@ -121,7 +122,7 @@ def _sources(record: Record) -> str:
 
 
 def names_raw(record: Record, path: Path) -> None:
-    """Raises RecordError for a record that has points but names no raw data."""
+    """Raises RecordError for a benchmark record that has load levels but names no raw data."""
     if record.raw is None and record.points:
         raise RecordError(
             f"{path.name}: raw: is missing, and points cannot be derived again without what it"
@@ -130,9 +131,9 @@ def names_raw(record: Record, path: Path) -> None:
 
 
 def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
-    """Returns (records, problems), both by path below root. A bad file does not hide good ones. A
-    record at a wrong path is a problem too, and so is a run that is there twice, by its name or by
-    its raw data.
+    """Returns (records, problems), two dicts whose keys are paths below root. A bad file is a
+    problem and does not hide good ones. Other problems are a benchmark record at a wrong path, and
+    a run that is there twice (equal run name or equal raw data).
     """
     records: dict[str, Record] = {}
     problems: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""Finds contradictions within a record, such as a careless edit by hand leaves: counts, marks,
-intervals, quantiles.
+"""Finds contradictions within a benchmark record. They are such as a careless edit by hand leaves,
+in counts, marks, intervals and quantiles.
 
 Each rule yields lines `field: what is wrong`, and none for an honest record. Numbers that only the
-raw data can prove are checked in validate.py. Knows the form and the definitions (docs/metrics.md);
-no file, no raw data.
+raw data can prove are checked in validate.py. Knows the benchmark record's format and the
+definitions in docs/metrics.md; no file, no raw data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ROUNDED = 1 + 1e-5  # tolerance for a number of 6 digits
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
-    """Yields what is impossible in the record, most basic faults first. now: default: the clock."""
+    """Yields a line for each impossible value in the benchmark record, most basic faults first.
+    now: the time that the record's date is compared with; None: the clock's."""
     yield from _head(record, now or datetime.datetime.now(datetime.UTC))
     for number, point in enumerate(record.points):
         where = f"points.{number} ({point.name})"
@@ -43,7 +44,7 @@ def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str
                 yield f"{where}.{fault}"
 
 
-# --- the record
+# --- the benchmark record
 
 
 def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
@@ -104,9 +105,9 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
-    """Yields marks that follow from the record and are missing. (With several starts each has only
-    a part of the seconds, and the record does not say how many starts a point had; so some short
-    windows are not found here.)
+    """Yields a line for each missing mark, if the benchmark record's own numbers require it. (Some
+    short windows are not found here: the record does not say how many server starts a load level
+    had, among which its seconds are divided.)
     """
     end = point.figures.end_to_end
     longest = end.p95.value if end is not None and point.opens is not None else 0.0
@@ -127,8 +128,9 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
 
 
 def _client(point: Point, record: Record) -> Iterator[str]:
-    """Yields reasons why a client that is not marked short should be. The allowed lateness depends
-    on the median wait of all the point's requests; twice the window's p99 is above that median, if
+    """Yields a line for each reason to mark the client short (a possible bottleneck), if it is not
+    marked. The allowed lateness depends on the median wait of all the load level's requests, which
+    the record lacks. Twice the p99 within the window is used instead: it is above that median if
     most requests were complete.
     """
     look, waited = point.client, point.figures.first_token or point.figures.end_to_end
@@ -173,7 +175,7 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
         values = [spread[key].value for key in QUANTILES if spread]
         if values != sorted(values):
             yield f"figures.{name}: {', '.join(QUANTILES)} are {values}, and don't rise"
-    # In a steady window rates count everything that arrived, also from requests that were issued
+    # In a steady window rates count everything that arrived, also from requests that were sent
     # before it or cut off after it.
     told = [
         name
@@ -186,12 +188,12 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
         yield "figures.request_rate: is missing, with complete requests"
 
 
-# --- a point: goals and sample
+# --- a point: latency goals and sample
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
-    """Checks that a streamed point states every goal of the method: a goal that was left out may
-    have been missed."""
+    """Checks that a streamed load level states every latency goal of the method: a goal that was
+    left out may have been missed."""
     told, streamed = (
         [goal.seconds for goal in point.goals],
         point.figures.first_token is not None or not point.complete,

@@ -1,7 +1,8 @@
-"""Derives the figures of a point from its samples: the only place that does so, for bench and
-almanac. Terms are those of docs/metrics.md. The same Parquet file gives the same record anywhere:
-bootstrap and joint sample are seeded by the point's name and its data. Knows samples and the form
-of a record; no file.
+"""Derives a load level's figures from its samples. A point is one load level of a run: everything
+at once, a request rate, or a number of concurrent requests. Bench and almanac both derive figures
+here, and nowhere else. Terms are those of docs/metrics.md. The same Parquet file gives the same
+record anywhere: the random numbers are seeded by the load level's name and its data. Knows samples
+and the format of a benchmark record; no file.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from penstock.almanac.summaries import by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
 
 SAMPLE_DIGITS = 5
-FEW = 100  # independent requests; with fewer, quantiles near the end say little
-SHORT_WINDOW = 30.0  # seconds of one start
+FEW = 100  # least number of independent requests; below it extreme quantiles (p99) say little
+SHORT_WINDOW = 30.0  # a window of fewer seconds per server start is marked short
 FAILED_SHARE = 0.01
 # Upper ends of the two-sided 95 % interval of Poisson counts 0 to 9 (Garwood 1936).
 POISSON_HIGH = (3.689, 5.572, 7.225, 8.767, 10.242, 11.668, 13.059, 14.423, 15.763, 17.085)
@@ -41,7 +42,7 @@ def point_of(
     opens: float | None = None,
     sharing: bool = False,
 ) -> Point:
-    """Derives the point `name`; samples of other points are ignored.
+    """Derives the load level `name`; samples of other load levels are ignored.
 
     seconds: length of the steady window, all starts together; None: no steady state (everything at
         once), so the window runs from the first send to the last end.
@@ -49,7 +50,7 @@ def point_of(
     request. marks: marks that only the caller knows ("text prompts"). sharing: prompts share a
     beginning on purpose, so cached tokens are expected.
 
-    Raises RecordError when the samples have no such point, or no request in its window.
+    Raises RecordError when the samples have no such load level, or no request in its window.
     """
     samples = in_order(samples.of(samples.point == name))
     if not samples.window.any():
@@ -59,7 +60,8 @@ def point_of(
             f"a window of {seconds} s is none: give None for a point that has no steady state"
         )
     dice = SeededRandom(name, samples.intended, samples.actual, samples.first, samples.end)
-    # requests were sent together: the queue's order is a trend, not dependence, so shuffle them
+    # Requests were sent together, so later ones wait longer. This trend is no dependence between
+    # requests; shuffling removes it.
     if kind == "saturation":
         samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
     window = _window(samples, seconds, opens)
@@ -82,7 +84,8 @@ def point_of(
         prompt_tokens=_total(counted.prompt_tokens[complete]),
         cached_tokens=_total(counted.cached_tokens[complete]),
         figures=figures,
-        # Not streamed: goals are unknown. Nothing complete: every request missed every goal.
+        # Without streaming it is unknown whether latency goals were met. If no request was
+        # complete, every request missed every goal.
         goals=_goals(first, counted.start, worth, goals, window.seconds)
         if figures.first_token or not complete.any()
         else [],
@@ -104,7 +107,8 @@ def _window(samples: Samples, seconds: float | None, opens: float | None) -> thr
         return throughput.whole_window(samples)
     if opens is None:
         opens = max(float(np.nanmin(throughput.issued(samples)[samples.window])), 0.0)
-    # Round before counting: a later derivation has only the written digits.
+    # Round the window's seconds first: a later derivation from the record has only the rounded
+    # digits.
     return throughput.steady_window(samples, short(seconds), short(opens))
 
 
@@ -131,19 +135,20 @@ def _figures(
     )
 
 
-# --- goals
+# --- latency goals
 
 
 def _first_of_all(counted: Samples) -> Floats:
-    """Returns [n] seconds from the intended start to the first token of every request; infinite for
-    a failed request."""
+    """Returns the seconds from the intended start to the first token of every request, float64 [n];
+    infinite for a failed request."""
     first = np.where(counted.outcome == OK, counted.first - throughput.issued(counted), np.inf)
     return np.where(np.isnan(first), np.inf, np.maximum(first, 0.0))
 
 
 def _worth(counted: Samples) -> float:
     first = _first_of_all(counted)
-    if np.isinf(first).all():  # nothing was streamed: judge the requests' dependence by their ends
+    # nothing was streamed: measure the requests' dependence by their end times
+    if np.isinf(first).all():
         first = np.where(counted.outcome == OK, counted.end - throughput.issued(counted), np.inf)
     return intervals.effective(
         [intervals.ranks(each) for each in by_start_of(first, counted.start)]
@@ -196,7 +201,7 @@ def _marks(
     sharing: bool,
     given: Sequence[str],
 ) -> list[str]:
-    """Returns the reasons to read the point with care; docs/metrics.md lists them all."""
+    """Returns the reasons to read the load level with care; docs/metrics.md lists them all."""
     failed = counted.outcome != OK
     begun = (counted.outcome == "unfinished") & ~np.isnan(counted.first)
     each, longest = (
@@ -217,7 +222,8 @@ def _marks(
 
 
 def _sample(counted: Samples, dice: SeededRandom) -> Sample:
-    """Draws one request from each of 500 stretches of equal length, in order of issue."""
+    """Returns a subset of the requests for the record: one drawn from each of 500 equal stretches,
+    in the order in which they were sent."""
     total = len(counted)
     keep = np.arange(total)
     if total > SAMPLE_ROWS:
@@ -247,9 +253,10 @@ def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """The rates of an open point, in requests a second. offered: issued in its window. rate: the
-    rate that the point stands for when it keeps a goal; 0: nothing was served, so it can only miss
-    a goal, at the offered rate. low: the lower 95 % end of `rate`; None: too few requests to say.
+    """The rates of an open-loop load level, in requests a second. offered: requests sent in its
+    window, per second. rate: the rate that the engine is credited with if the load level meets a
+    latency goal; 0: nothing was served, so it can only miss latency goals. low: the lower end of
+    the 95 % interval of `rate`; None: too few requests to say.
     """
 
     offered: float
@@ -258,16 +265,17 @@ class Sustained:
 
 
 def sustained(point: Point) -> Sustained:
-    """Returns an open point's rates, whatever the goal. Everything that shows or ranks a point's
-    rate takes it from here.
+    """Returns the rates of an open-loop load level, the same for every latency goal. All code that
+    shows or ranks a load level's rate calls this function.
 
-    The offered rate is the number of requests issued in the window over its seconds. (The planned
-    rate is only the point's name; a random count differs from it by 10 % at 100 requests. An import
-    has no steady window and its seconds include the tail, so there the planned rate is used.) The
-    point stands for the offered rate, or for the completed rate where that is significantly lower.
-    When too few requests ended in the window for an interval, the rate counts as not served if
-    Poisson's interval of their number says so, or if a request was cut off by the point's end.
-    Raises ValueError for a point of another kind.
+    The offered rate is the number of requests sent in the window over its seconds. (The planned
+    rate is only the load level's name; a random count differs from it by 10 % at 100 requests. An
+    imported run has no steady window, and its seconds include the time until the last request
+    ended, so there the planned rate is used.) `rate` is the offered rate, or the completed rate
+    where that is significantly lower. If too few requests ended in the window for an interval, the
+    rate counts as not served if the Poisson interval of their number excludes the offered rate, or
+    if a request was cut off by the load level's end. Raises ValueError for a load level of another
+    kind.
     """
     if point.kind != "open" or point.rate is None:
         raise ValueError(f"point {point.name} is {point.kind}: only an open loop offers a rate")
@@ -291,12 +299,12 @@ def sustained(point: Point) -> Sustained:
 
 def most_of(points: Iterable[Point]) -> float | None:
     """Returns an upper bound of the rate that a run's engine can sustain, in requests a second: the
-    high end of the saturation point (everything at once). The bound is needed because for few
+    high end of the saturation load level (everything at once). The bound is needed because for few
     requests "not significantly less than offered" is weak evidence, and no engine sustains more
     than it completes when all requests wait from the start.
 
-    None: unknown. The saturation point was not measured, was cut off by its time limit, had a short
-    client or has no interval; or another point surely completed more.
+    None: unknown. The saturation load level was not measured, was cut off by its time limit, had a
+    short client or has no interval; or another load level surely completed more.
     """
     rates = [(point, point.figures.request_rate) for point in points if not point.client.short]
     ends = [
@@ -313,10 +321,11 @@ def most_of(points: Iterable[Point]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rates up to which a goal is kept, in requests a second. rate: the highest rate that keeps
-    it; None: no rate does. low: the highest rate that surely keeps it (95 %). missed: the offered
-    rate of the first point beyond that misses it; None: no such point. high: the same for the first
-    point that surely misses it.
+    """The rates up to which a latency goal is met, in requests a second. rate: the highest rate
+    that meets it; None: no rate does. low: the highest rate that meets it with 95 % confidence.
+    missed: the offered rate of the next faster load level, which misses the latency goal; None:
+    there is none. high: the offered rate of the first load level that misses it with 95 %
+    confidence.
     """
 
     rate: float | None
@@ -328,14 +337,14 @@ class Kept:
 def kept_of(
     line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float | None = None
 ) -> Kept:
-    """Returns the rates up to which open points keep a goal. line: each point's rates and its goal;
-    the caller leaves out points whose client was short. most: an upper bound of all rates
-    (`most_of` the run); None: no bound.
+    """Returns the rates up to which open-loop load levels meet a latency goal. line: each load
+    level's rates and the share of its requests that met the goal; the caller leaves out load levels
+    whose client was short. most: an upper bound of all rates (`most_of` the run); None: no bound.
 
-    The share of requests in time falls as rates rise. So, from the slowest offered rate that keeps
-    the goal, the first rate that misses it ends the search, even if a faster point keeps the goal
-    by chance. Past its highest rate an engine completes less of what it is offered, so the highest
-    kept rate need not belong to the fastest point.
+    The share of requests in time falls as rates rise. So the search starts at the slowest rate that
+    meets the goal and ends at the next rate that misses it, even if a faster load level meets it by
+    chance. An overloaded engine completes less than it is offered, so the highest completed rate
+    need not belong to the fastest load level.
     """
     ordered = sorted(line, key=lambda each: each[0].offered)
     ordered = [each for each in ordered if not shows_nothing(*each, quantile)]
@@ -360,6 +369,6 @@ def kept_of(
 
 
 def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
-    """Returns True if a point shows neither that a goal is kept nor that it is missed: nothing was
-    served in its window, though first tokens came in time."""
+    """Returns True if a load level shows neither that a latency goal is met nor that it is missed:
+    no request ended in its window, though first tokens came in time."""
     return here.rate <= 0 and goal.share >= quantile

@@ -1,7 +1,7 @@
-"""95 % intervals of shares, quantiles, means and rates, for requests that depend on each other: n
-requests that wait together are worth fewer independent ones (`effective`). docs/metrics.md has the
-reasons for these methods. The caller seeds the random numbers by the data. Knows numbers, not
-requests.
+"""95 % intervals for requests that are not independent. Intervals are of shares, quantiles, means
+and rates. Requests that wait in one queue depend on each other, so n of them carry as much
+information as a smaller number of independent ones (`effective`). docs/metrics.md has the reasons
+for these methods. The caller seeds the random numbers by the data. Knows numbers, not requests.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ T = (
     2.0930,
     2.0860,
 )
-FEWEST = 10  # values in a mean; with fewer there is no interval
-PIECES = 20  # number of stretches that an unsteady course is cut into
+FEWEST = 10  # least number of values in a mean for which an interval is given
+PIECES = 20  # number of stretches into which a series with a slow trend is cut
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,10 @@ def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floa
 
 
 def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
-    """Returns the two ordered values between which the true quantile lies: ranks r with F(value_r)
-    ~ Beta(r, n + 1 - r), for the effective number n of values. An end beyond the data is None (p99
-    needs 368 independent values).
+    """Returns the 95 % interval of a quantile: two of the values `ordered`, chosen by rank. The
+    share of the distribution below the value of rank r is Beta(r, n + 1 - r) distributed; n is the
+    effective (independent) number of values. An end beyond the data is None (p99 needs 368
+    independent values).
     """
     count = len(ordered)
     if not count or effective < 1:
@@ -149,9 +150,10 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
 
 
 def effective(series: Sequence[Floats]) -> float:
-    """Returns the number of independent values that the series (one a start, each in order) are
-    worth together: n / (1 + 2 sum of autocorrelations), the sum ended by Geyer's initial positive
-    sequence. Never more than n; n for constant values.
+    """Returns the number of independent values that carry as much information about the mean as all
+    series together (one series per server start, each in order of time). It is n / (1 + 2 sum of
+    autocorrelations); Geyer's initial positive sequence ends the sum. Never more than n; n for
+    constant values.
     """
     total = sum(len(each) for each in series)
     if total < 4:
@@ -167,9 +169,9 @@ def effective(series: Sequence[Floats]) -> float:
 
 
 def _autocovariance(series: Sequence[Floats]) -> Floats:
-    """Returns [lags]: for each lag the sum of products around each series' mean, summed over the
-    series and divided by their total length (biased, as the sum of lags needs). Lags go up to half
-    of the longest series.
+    """Returns the autocovariance by lag, float64 [lags]. Each lag's products around the series'
+    means are summed over all series and divided by their total length (the biased estimate, which
+    the sum over lags needs). Lags go up to half of the longest series.
     """
     longest = max(len(each) for each in series)
     sums, total = np.zeros(max(longest // 2, 2)), 0
@@ -218,9 +220,9 @@ class SeededRandom:
 
 
 def block_length(series: Sequence[Floats], worth: float) -> int:
-    """Returns a block length at which blocks are nearly independent: n^(1/3), and at least three
-    times the stretch that one independent value takes; at most a fifth of the longest series.
-    worth: the number of independent values.
+    """Returns a block length for the bootstrap at which blocks are nearly independent: n^(1/3), but
+    at least three times n / worth, and at most a fifth of the longest series. worth: the effective
+    number of independent values (`effective`).
     """
     longest = max(len(each) for each in series)
     stretch = sum(len(each) for each in series) / max(worth, 1.0)
@@ -230,8 +232,8 @@ def block_length(series: Sequence[Floats], worth: float) -> int:
 def draw_means(
     series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS
 ) -> Floats:
-    """Returns [draws] means of all values, each with every series rebuilt from blocks of itself,
-    drawn with replacement."""
+    """Returns bootstrap means of all values, float64 [draws]. For each, every series is rebuilt
+    from its own blocks, drawn with replacement."""
     total = np.zeros(draws)
     for each in series:
         fits = min(length, len(each))
@@ -246,9 +248,9 @@ def draw_means(
 
 
 def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
-    """Returns the interval of the mean over all series. The bootstrap gives its shape. Blocks cut
-    off dependence at their ends, so the interval is at least as wide as that of the effective
-    number of independent values; for few values Student's t is used.
+    """Returns the 95 % interval of the mean over all series. The bootstrap gives its shape. Blocks
+    lose the dependence across their ends, so the interval is widened to at least that of
+    `effective` independent values; for few values Student's t is used.
     """
     series = [each for each in series if len(each)]
     count = sum(len(each) for each in series)
@@ -256,7 +258,7 @@ def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
         return Ends(None, None)
     value, worth = sum(float(each.sum()) for each in series) / count, effective(series)
     drawn = draw_means(series, block_length(series, worth), dice)
-    # a moving block covers the ends of a series too rarely
+    # moving blocks contain the ends of a series too rarely, which shifts the mean: centre it again
     middle, spread = (
         float(drawn.mean()),
         float(drawn.std()),
@@ -272,9 +274,9 @@ def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Returns the interval of the mean over all series that share a slow course. The course itself
-    (prompts first, then tokens) would come again in a repetition; only a stretch's deviation from
-    the line through its two neighbours counts as chance.
+    """Returns the 95 % interval of the mean over all series that follow the same slow trend
+    (prompts first, then tokens). A repetition of the run would have the same trend, so it is no
+    error. Only a stretch's deviation from the line through its two neighbours counts as random.
 
     Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second
     differences is a stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many
@@ -300,9 +302,9 @@ def t_value(freedom: int) -> float:
 
 
 def across_starts(value: float, ends: Ends, by_start: Sequence[float]) -> Ends:
-    """Widens an interval by the differences between starts that it does not cover yet: their
-    remaining variance, times Student's t of the number of starts less one. With one start the
-    interval stays as it is.
+    """Widens an interval by the differences between server starts. Added is the variance between
+    starts that the interval does not cover yet, with Student's t for the number of starts less one.
+    With one start the interval stays as it is. by_start: the value in each start.
     """
     if len(by_start) < 2 or ends.low is None or ends.high is None:
         return ends

@@ -1,5 +1,5 @@
-"""Parses untrusted JSON into a Record, or gives one line that names the file and the field. A
-record is small and flat, has known fields only, each key once and no NaN, and no characters that
+"""Parses untrusted JSON into a Record. An error is one line that names the file and the field.
+Refused are unknown fields, duplicate keys, NaN, deep nesting, large files, and characters that
 control a terminal or a page. validate.py checks what the numbers say.
 """
 
@@ -15,7 +15,7 @@ from penstock.almanac.record import Record
 from penstock.disk import read_plain
 from penstock.errors import RecordError
 
-LARGEST = 5_000_000  # bytes of a record
+LARGEST = 5_000_000  # bytes of a benchmark record
 _SHOWN = 80  # characters of untrusted text in a message
 
 
@@ -25,8 +25,8 @@ def read_record(path: Path) -> Record:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns a record's bytes. Raises RecordError for anything but a regular file, for a file that
-    is too long, and for one that cannot be read."""
+    """Returns a benchmark record's bytes. Raises RecordError for anything but a regular file, for a
+    file that is too long, and for one that cannot be read."""
     try:
         return read_plain(path, LARGEST)
     except OSError as error:
@@ -36,7 +36,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def record_of(content: bytes, name: str) -> Record:
-    """Parses a record's bytes; messages call the file `name`. Raises RecordError."""
+    """Parses a benchmark record's bytes; messages call the file `name`. Raises RecordError."""
     if len(content) > LARGEST:
         raise RecordError(f"{name}: is longer than the {LARGEST} bytes that a record has at most")
     try:

@@ -1,5 +1,5 @@
-"""The form of a record, version 1. A record is one measured run of one engine, model, machine and
-shape, as one JSON file.
+"""The format of a benchmark record, version 1. A record is one JSON file: one measured run of one
+engine, model, machine and workload shape.
 
 Every text has a longest length, every number a range; unknown fields are refused. validate.py
 checks whether the numbers are true. Times are in seconds, rates a second, lengths in tokens.
@@ -14,15 +14,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
-# seconds: a client whose event loop ticks later than this at p99 was short (the bottleneck)
+# seconds: if the p99 lateness of the client's event loop is above this, the client was short (a
+# bottleneck)
 LAG = 0.005
-HEADROOM = 2.0  # a calibrated client with less headroom was short
-BUSY = 0.5  # an uncalibrated client's share of a core that stands for a headroom of 2
-# allowed p99 lateness of taking up a request: LATE seconds, or LATE_SHARE of the median time to the
-# first event
+HEADROOM = 2.0  # a client with less headroom (its calibrated limit over the load) was short
+BUSY = 0.5  # CPU share of an uncalibrated client's busiest process above which it was short
+# p99 delay of sending a request above which the client was short: LATE seconds, or LATE_SHARE of
+# the median time to the first event if that is more
 LATE = 0.005
 LATE_SHARE = 0.05
-# the full method's settings; a run with less of one is a short run
+# settings of the full method; a run with a smaller value of any is marked short
 FULL = {
     "warm_up": 10.0,
     "window": 60.0,
@@ -63,8 +64,8 @@ class RecordForm(BaseModel):
 
 
 class Configuration(RecordForm):
-    """name: "default", or a word for the tuning. files:
-    contents of the files that the flags name."""
+    """The engine's configuration. name: "default", or a word for the tuning. files: name -> content
+    of the files that the command line names."""
 
     name: Word
     flags: list[Line] = Field(max_length=200)
@@ -73,7 +74,8 @@ class Configuration(RecordForm):
 
 
 class EngineInfo(RecordForm):
-    """command: the command line that started the server, or how a running server was reached."""
+    """The measured engine. command: the command line that started the server, or how a running
+    server was reached."""
 
     name: Word
     version: Word
@@ -95,14 +97,14 @@ class Gpu(RecordForm):
     count: Annotated[int, Field(ge=1, le=4096)]
     memory_mib: Count
     driver: Word
-    clocks: Line = ""  # read from the driver before the run
+    clocks: Line = ""  # GPU clocks, read from the driver before the run
 
 
 class MachineInfo(RecordForm):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
-    # the client had the other cores; None: both shared all cores
+    # number of CPU cores of the server; the client had the others. None: both shared all cores
     server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = None
     memory_mib: Count
     system: Line
@@ -114,9 +116,9 @@ class MachineInfo(RecordForm):
 
 
 class ShapeInfo(RecordForm):
-    """exact: `input` tokens in, `output` tokens out, end-of-sequence ignored. monkeys: n samples of
-    a shared prompt that end by themselves or at `output`. dataset: lengths of a file's rows; input
-    and output are their means.
+    """The workload shape. exact: `input` tokens in, `output` tokens out, end-of-sequence ignored.
+    monkeys: n samples of a shared prompt that end by themselves or at `output`. dataset: lengths of
+    a file's rows; input and output are their means.
     """
 
     name: Word
@@ -144,13 +146,15 @@ class ClientInfo(RecordForm):
 
 class Method(RecordForm):
     warm_up: Time
-    window: Time  # the longest window of a point
-    enough: Count  # requests that a point near a crossing aimed at
-    # starts of the server on which each point was measured
+    window: Time  # length of a load level's longest window
+    # number of requests planned for load levels next to the highest rate that meets a latency goal
+    enough: Count
+    # starts of the server on which each load level was measured
     starts: Annotated[int, Field(ge=1, le=100)]
     quantile: Share
     goals: list[Time] = Field(max_length=20)  # seconds within which the first token should come
-    short: bool  # windows or counts are below the full method's: read the results as a hint
+    # windows or request counts are below the full method's, so the results are less reliable
+    short: bool
     # price of the whole machine, in dollars
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
@@ -164,7 +168,7 @@ class Interval(RecordForm):
 
 
 class Spread(RecordForm):
-    """A time's mean and quantiles over the window's complete requests."""
+    """Mean and quantiles of a time, over the window's complete requests."""
 
     mean: Interval
     p50: Interval
@@ -174,17 +178,17 @@ class Spread(RecordForm):
 
 
 class Figures(RecordForm):
-    """A point's figures, defined in docs/metrics.md. None: unknown (nothing was streamed, or no
-    request was complete)."""
+    """A load level's figures, defined in docs/metrics.md. None: unknown (nothing was streamed, or
+    no request was complete)."""
 
     request_rate: Interval | None
     output_rate: Interval | None
     total_rate: Interval | None
-    first_token: Spread | None  # measured from the intended start
-    first_token_actual: Spread | None  # measured from the actual start
+    first_token: Spread | None  # time to the first token, from the intended send time
+    first_token_actual: Spread | None  # the same, from the actual send time
     inter_token: Spread | None  # gaps between events, of all requests together
     per_token: Spread | None  # (end - first) / (output tokens - 1)
-    end_to_end: Spread | None  # measured from the intended start
+    end_to_end: Spread | None  # time to the end, from the intended send time
     end_to_end_actual: Spread | None
 
 
@@ -196,23 +200,24 @@ class Goal(RecordForm):
     share: Share
     low: Share
     high: Share
-    goodput: Rate  # requests a second that met the goal
+    goodput: Rate  # requests a second that met the latency goal
 
 
 class ClientHealth(RecordForm):
-    """The client's own measurements at this point. short: the client may have been the bottleneck;
-    such a point is never ranked."""
+    """The client's measurements of itself at one load level. short: the client may have been the
+    bottleneck; such a load level is never ranked."""
 
-    lag_p99: Time  # lateness of its event loops
+    lag_p99: Time  # p99 lateness of the event loops' ticks, seconds
     busy: Share  # CPU share of its busiest process
-    # calibrated ceiling over the measured load; None: not calibrated
+    # the client's calibrated limit over the measured load; None: not calibrated
     headroom: Annotated[float, Field(ge=0, le=1e9)] | None
     late_p99: Time  # seconds from a request's intended start until the client took it up
     short: bool
 
 
 class Sample(RecordForm):
-    """Joint rows, drawn evenly from the window's requests. A failed request has end_to_end -1."""
+    """Times of requests drawn evenly from the window; entry i of all columns is the same request. A
+    failed request has end_to_end -1."""
 
     first: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
     per_token: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
@@ -220,36 +225,38 @@ class Sample(RecordForm):
 
 
 class Point(RecordForm):
-    """saturation: all requests at once. single: one at a time. open: Poisson arrivals at `rate`.
-    closed: `concurrency` requests in flight."""
+    """One measured load level. Kinds: saturation: all requests at once. single: one at a time.
+    open: Poisson arrivals at `rate`. closed: `concurrency` requests in flight."""
 
     name: Word
     kind: Literal["saturation", "single", "open", "closed"]
     rate: Rate | None = None  # planned requests a second; figures.sustained gives the offered rate
     concurrency: Count | None = None
-    seconds: Time  # length of the window, all starts together
-    # the window's opening in each start; None: the window runs from the first send to the last
-    # end
+    seconds: Time  # length of the window, summed over server starts
+    # seconds after which the window opened in each server start; None: it runs from the first
+    # send to the last end
     opens: Time | None = None
-    # number of independent requests that the measured ones are worth
+    # number of independent requests that carry as much information as the measured ones
     effective: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    requests: Count  # issued in the window
+    requests: Count  # requests sent in the window
     complete: Count
-    outcomes: dict[Word, Count]  # incomplete requests by outcome
+    outcomes: dict[Word, Count]  # outcome -> number of incomplete requests
     output_tokens: Count  # output tokens of the complete requests
     prompt_tokens: Count
     cached_tokens: Count
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
-    # reasons to read the point with care: "cached prompts", "few requests", ...
+    # reasons to read the load level with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample
 
 
 class PointFailure(RecordForm):
-    """point: None when no point could be measured. context too short: requests were refused for
-    their length, or cut at the server's limit."""
+    """A load level that could not be measured. point: its name; None: no load level could be
+    measured. The kind "context too short": requests were refused for their length, or cut at the
+    server's limit.
+    """
 
     point: Word | None
     kind: Literal[

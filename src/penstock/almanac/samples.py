@@ -1,6 +1,7 @@
-"""Raw data of a run: one row a request, in columns, stored as Parquet.
+"""Raw data of a run: one row per request. It is kept in columns and stored as Parquet. A run has
+several points (load levels), each measured on one or more starts of the server.
 
-Times are seconds since the start of the request's own point, on one monotonic clock; NaN where a
+Times are seconds since the request's own load level began, on one monotonic clock; NaN where a
 request did not get so far. Knows columns; not what is derived from them (figures.py) nor how they
 were measured (bench).
 """
@@ -37,26 +38,26 @@ ROW_BYTES = 256  # bytes a row beside its numbers: array heads, references to te
 
 @dataclass(slots=True)
 class Samples:
-    """Columns of equal length, one entry a request; within a point's start in order of intended
-    starts."""
+    """Columns of equal length, one entry per request. Requests of one load level and server start
+    are in the order of their intended send times."""
 
-    point: npt.NDArray[np.object_]  # the point's name in its record
-    # index of the server's start, from 0: points are measured again after a restart
+    point: npt.NDArray[np.object_]  # the load level's name in its record
+    # number of the server start, from 0; load levels are measured again after a restart
     start: npt.NDArray[np.int32]
     intended: npt.NDArray[np.float64]  # instant at which the plan wanted the request sent
     actual: npt.NDArray[np.float64]  # instant just before it was written to the socket
     # arrival of the first event with output; NaN: never, or not streamed
     first: npt.NDArray[np.float64]
     end: npt.NDArray[np.float64]  # instant at which the answer was complete, or had failed
-    events: npt.NDArray[np.int32]  # number of events with output
+    events: npt.NDArray[np.int32]  # number of streamed events with output
     # seconds between neighbouring events with output: a float32 array a request
     gaps: npt.NDArray[np.object_]
-    prompt_tokens: npt.NDArray[np.int32]  # counted by the server's usage; -1: not given
+    prompt_tokens: npt.NDArray[np.int32]  # number that the server's usage reports; -1: not given
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]
-    asked_prompt: npt.NDArray[np.int32]  # requested by the workload; -1: no fixed length
+    asked_prompt: npt.NDArray[np.int32]  # length by the workload; -1: no fixed length
     asked_output: npt.NDArray[np.int32]
-    # issued within the steady-state window: only these requests are counted
+    # True if sent within the steady-state window: figures count only these requests
     window: npt.NDArray[np.bool_]
     outcome: npt.NDArray[np.object_]  # "ok", or the kind of failure, one of OUTCOMES
 
@@ -76,14 +77,14 @@ class Samples:
 # Outcomes of a request. "ok" is complete: streamed to its end, with the requested number of tokens.
 OUTCOMES = (
     OK,
-    "refused",  # no connection
+    "refused",  # the connection was refused
     "status",  # an HTTP status other than 200
-    "stalled",  # nothing came within the time limit
+    "stalled",  # nothing arrived within the time limit
     "cut",  # the connection ended before the stream did
     "broken",  # bytes that are no HTTP, no server-sent event or no JSON
     "usage",  # no usage, or usage that contradicts the events
-    "length",  # another number of tokens than requested, in or out
-    "unfinished",  # the point ended first
+    "length",  # the prompt or the answer has another number of tokens than requested
+    "unfinished",  # still running when the load level ended
 )
 _KINDS: dict[str, Any] = {
     "point": object,
@@ -134,8 +135,8 @@ def join(parts: list[Samples]) -> Samples:
 
 
 def write_parquet(samples: Samples, path: Path) -> None:
-    """Writes a draft and renames it, so that a file of this name is always whole. Raises UsageError
-    when pyarrow is missing."""
+    """Writes the samples as Parquet: to a temporary file that is renamed, so that `path` is never
+    incomplete. Raises UsageError when pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -155,7 +156,7 @@ def _arrow(name: str, column: npt.NDArray[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Reads a table of samples. Raises RecordError for any other file, and for one that takes far
+    """Reads samples from Parquet. Raises RecordError for any other file, and for one that takes far
     more memory than it has bytes (repeated values are stored once); UsageError when pyarrow is
     missing."""
     needs_pyarrow()

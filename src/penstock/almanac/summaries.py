@@ -1,8 +1,8 @@
-"""Spreads of times: a mean and four quantiles, each with its interval, rounded as records store
-them.
+"""Means and quantiles of request times. A spread is a mean and four quantiles, each with its 95 %
+interval, rounded as records store them.
 
-Knows arrays of seconds in order of issue, with the server start of each; and gaps, several a
-request.
+Knows arrays of seconds in the order in which requests were sent, each with its server start; and
+gaps between tokens, several per request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.almanac.record import Interval, Spread
 from penstock.almanac.samples import Samples
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-DIGITS = 6  # significant digits of a figure in a record
+DIGITS = 6  # significant digits of a figure in a benchmark record
 GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 
@@ -46,9 +46,9 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
 
 
 def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
-    """Returns the spread of the gaps of all requests together. Gaps of one request and of its
-    neighbours depend on each other, so blocks of requests are drawn, each with all its gaps,
-    counted in bins.
+    """Returns the spread of the gaps between tokens, over all requests. Gaps of one request and of
+    its neighbours depend on each other, so the bootstrap draws blocks of requests, each with all
+    its gaps, counted in bins.
     """
     counts = np.array([len(gaps) for gaps in done.gaps], np.int64)
     if not counts.sum():
@@ -78,8 +78,8 @@ def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
 
 
 def _blocks(done: Samples, counts: Ints) -> Ints:
-    """Returns each request's block number. A block holds neighbours of one start; at most about
-    GAP_BLOCKS in all."""
+    """Returns each request's bootstrap block, int [n]. A block has neighbouring requests of one
+    server start; there are about GAP_BLOCKS blocks at most."""
     means = np.array([float(np.mean(each)) if len(each) else 0.0 for each in done.gaps])
     series = by_start_of(means, done.start)
     length = max(
@@ -95,7 +95,8 @@ def _blocks(done: Samples, counts: Ints) -> Ints:
 def _drawn_gaps(
     gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom
 ) -> dict[str, Floats]:
-    """Returns GAP_DRAWS means and quantiles of the gaps, from blocks drawn with replacement."""
+    """Returns name -> GAP_DRAWS bootstrap values of the gaps' mean and quantiles, from blocks drawn
+    with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
     # more bin edges near the quantiles
     at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)

@@ -1,9 +1,11 @@
-"""Rates of a point: what arrived within its time window, by start of the server. docs/metrics.md
-has the definitions.
+"""Rates of a load level. A rate counts the requests or tokens that arrived within a time window,
+over the window's seconds. Each server start has its own window. docs/metrics.md has the
+definitions.
 
-A steady window opens at `opens` and lasts a fixed time; everything that arrives in it counts. When
-everything is sent at once, the window runs from the first send to the last end. (Requests issued in
-the window would measure the offered rate, not the served one.) Knows samples and seconds.
+A steady window opens at a fixed time and lasts for a fixed time; everything that arrives in it
+counts. (Counting the requests that are sent in it would measure the offered rate, not the served
+one.) When everything is sent at once, the window runs from the first send to the last end. Knows
+samples and seconds.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from penstock.almanac.record import Interval
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.summaries import around
 
-BINS = 200  # time bins, over all starts together
-# shares of the tokens between which a point without a steady state runs at its own speed
+BINS = 200  # number of time bins, over all server starts together
+# without a steady state, the rate's noise is measured between these shares of all tokens, where the
+# engine runs at full speed
 PLATEAU = (0.1, 0.9)
 
 
 @dataclass(frozen=True)
 class RateWindow:
-    """The windows of a point, one a start. begins: when each opens; lengths: how long it lasts.
-    Seconds."""
+    """The windows of a load level, one per server start. begins: when each opens; lengths: how long
+    each lasts. Both in seconds."""
 
     starts: Ints
     begins: Floats
@@ -41,8 +44,8 @@ class RateWindow:
 
 
 def issued(samples: Samples) -> Floats:
-    """Returns each request's intended start; where there was no plan (a closed loop), its actual
-    start."""
+    """Returns each request's intended send time, or its actual one where there was no plan (a
+    closed loop)."""
     return np.where(np.isnan(samples.intended), samples.actual, samples.intended)
 
 
@@ -53,7 +56,7 @@ def steady_window(samples: Samples, seconds: float, opens: float) -> RateWindow:
 
 
 def whole_window(samples: Samples) -> RateWindow:
-    """Returns the window from the first send to the last end of the window's requests (of the
+    """Returns the window from the first send to the last end of the counted requests (of the
     complete ones, if there are any)."""
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     begins, lengths = [], []
@@ -99,7 +102,7 @@ class _Arrivals:
 
 def _counted(samples: Samples, window: RateWindow) -> Samples:
     """Returns the requests whose arrivals count: the complete ones, and in a steady window also
-    those that the point's end cut off, because their tokens arrived like any others."""
+    those that the load level's end cut off, because their tokens arrived like any others."""
     if not window.steady:
         return samples.of((samples.outcome == OK) & samples.window)
     return samples.of((samples.outcome == OK) | (samples.outcome == "unfinished"))
@@ -111,9 +114,9 @@ def _ended(samples: Samples) -> _Arrivals:
 
 
 def _output(samples: Samples) -> _Arrivals:
-    """Returns output tokens by the time of their event. Each event carries an equal part of its
-    request's tokens. A request that was cut off has no token count: its events carry the mean of
-    the complete requests.
+    """Returns the arrival times and amounts of output tokens. Each event carries an equal part of
+    its request's tokens. A request that was cut off has no token count: its events carry the mean
+    of the complete requests.
     """
     streamed = ~np.isnan(samples.first)
     events = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64) * streamed
@@ -122,7 +125,7 @@ def _output(samples: Samples) -> _Arrivals:
         int(events[known & streamed].sum()), 1
     )
     per_event = np.where(known, samples.output_tokens / np.maximum(events, 1), usual)
-    late = known & ~streamed  # not streamed: all tokens came at the end
+    late = known & ~streamed  # not streamed: all its tokens count at its end
     times = np.concatenate([event_times(samples.of(streamed)), samples.end[late]])
     start = np.concatenate([np.repeat(samples.start, events), samples.start[late]])
     return _Arrivals(
@@ -131,9 +134,9 @@ def _output(samples: Samples) -> _Arrivals:
 
 
 def _all_tokens(samples: Samples) -> _Arrivals:
-    """Returns output and prompt tokens by arrival. A prompt counts at its request's first token,
-    when the server has read it; for requests that were not streamed, at the end. A request that was
-    cut off has no prompt count: the requested length is used.
+    """Returns the arrival times and amounts of output and prompt tokens. A prompt counts at its
+    request's first token, when the server has read it; for requests that were not streamed, at the
+    end. A request that was cut off has no prompt count: the requested length is used.
     """
     output = _output(samples)
     late = np.isnan(samples.first) & (samples.outcome == OK)
@@ -148,8 +151,8 @@ def _all_tokens(samples: Samples) -> _Arrivals:
 
 
 def event_times(samples: Samples) -> Floats:
-    """Returns [events]: the time of every event of these streamed requests, one request after
-    another."""
+    """Returns the time of every event of these streamed requests, float64 [events], one request
+    after another."""
     if not len(samples):
         return np.zeros(0)
     counts = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64)
@@ -180,8 +183,8 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Inte
 
 
 def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
-    """Returns the total amount over the total time. All three rates are over the same seconds, so
-    they share their noise."""
+    """Returns a rate: the total amount over the total time. Its relative interval is `noise`, which
+    is common to the rates of requests and tokens because they have the same seconds."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
     by_start = [
@@ -197,9 +200,9 @@ def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
-    """Returns the rate's interval as a share of the rate, for the stretch in which the point ran at
-    its own speed. Ramp, tail and the slow course between are no noise. Each start gives one number;
-    how much it could vary is estimated from the differences between neighbouring stretches.
+    """Returns the rate's 95 % interval as a share of the rate. Only the stretch at full speed
+    counts: the ramp-up, the end and the slow trend are the same in a repetition. Each server start
+    gives one rate; its variance is estimated from the differences between neighbouring stretches.
     """
     series: list[Floats] = []
     for start in window.starts:

@@ -1,6 +1,7 @@
-"""Checks a record: its form (parse_record.py), its consistency (consistency.py), and, given the
-Parquet file, every number again. Without the raw data a consistent forgery passes. The first fault
-raises RecordError, one line: file, field, what is wrong. Writes nothing.
+"""Checks a benchmark record. The checks are its format (parse_record.py), its consistency
+(consistency.py), and, if the raw data is given, every number, derived again. Without the raw data a
+consistent forgery passes. The first fault raises RecordError, one line: file, field, what is wrong.
+Writes nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from penstock.almanac.throughput import issued
 from penstock.disk import open_plain
 from penstock.errors import RecordError
 
-CLOCK = 1e-3  # seconds by which neighbouring stamps of one request may contradict each other
-NEAR = 1e-5  # relative tolerance of a number that is derived again
-AT_ONCE = 1e-6  # seconds between requests that were meant for one instant
+CLOCK = 1e-3  # tolerance in seconds for time stamps of one request that are out of order
+NEAR = 1e-5  # relative tolerance when a number is derived again
+AT_ONCE = 1e-6  # most seconds between intended send times that count as equal
 CLOCKED, IN_TURN, TOGETHER = "by a clock", "each when another had ended", "all at once"
 SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOGETHER}
 
@@ -40,10 +41,11 @@ def validate(path: Path, raw: Path | None = None) -> Record:
 
 
 def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
-    """Returns a record with its points derived again from its raw data, and a list of the
-    differences. Used for records that other sources derived: definitions get corrected, which must
-    not devalue an honest run. Marks are kept, because only the measuring client could set some of
-    them. Raises RecordError when the raw data is not the record's, or gives an impossible record.
+    """Returns a benchmark record with its load levels derived again from its raw data, and a list
+    of the differences. Used for records that another version derived: corrections of the
+    definitions must not make an honest run invalid. Marks are kept, because only the measuring
+    client could set some of them. Raises RecordError when the raw data is not the record's, or
+    gives an impossible record.
     """
     record = read_record(path)
     if record.raw is None:
@@ -80,7 +82,8 @@ def _first(name: str, found: Iterable[str]) -> None:
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
-    """Yields impossible values in the samples, and samples that the record leaves out."""
+    """Yields a line for each impossible value in the samples, and for samples of load levels that
+    the record lacks."""
     if record.raw is not None and len(samples) != record.raw.rows:
         yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
     for fault in sense(samples):
@@ -94,8 +97,9 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
 
 
 def _loop(point: Point, own: Samples) -> Iterator[str]:
-    """Checks the kind of loop by its requests' intended starts: in a closed loop each equals the
-    end of another request. An import has no intended starts and its kind cannot be checked."""
+    """Checks the load level's kind by its requests' intended send times: in a closed loop each
+    equals the end of another request. An imported run has no intended times, so its kind cannot be
+    checked."""
     known = own.of(~np.isnan(own.intended))
     if point.kind == "open" and len(known) < len(own) and not point.client.short:
         yield "client.short: is false, but nobody knows when its requests were to be sent"
@@ -141,7 +145,8 @@ def _checksum(raw: Path) -> str:
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
-    """Derives the point from the samples. Raises RecordError or ValueError when that fails."""
+    """Derives the load level's figures from the samples again. Raises RecordError or ValueError
+    when that fails."""
     return point_of(
         samples,
         name=point.name,
@@ -159,7 +164,7 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
 
 def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:
     if where.endswith(".sample"):
-        near = 1e-4  # a sample's rows have one digit less
+        near = 1e-4  # times in the benchmark record's sample have one digit less
     if isinstance(told, dict) and isinstance(derived, dict):
         for key in sorted({*told, *derived}):
             yield from _differences(told.get(key), derived.get(key), f"{where}.{key}", near)
@@ -184,7 +189,8 @@ def _word(value: Any) -> str:
 
 
 def sense(samples: Samples) -> Iterator[str]:
-    """Yields values that no request can have produced, each with the first row that has them."""
+    """Yields a line for each kind of impossible value in the samples, with the first row that has
+    it."""
     ok, streamed = samples.outcome == OK, ~np.isnan(samples.first)
     spans = np.array([float(np.sum(gaps, dtype=np.float64)) for gaps in samples.gaps])
     counts = np.array([len(gaps) for gaps in samples.gaps], np.int64)

@@ -1,6 +1,6 @@
-"""Checksums of an artifact's files: SHA-256 of each piece of 16 MiB, computed by several threads
-(hashing releases the interpreter's lock: 1.5 GB/s a core of an EPYC). Knows files and bytes, not
-their content.
+"""Checksums of a built engine's files. A file has the SHA-256 of each piece of 16 MiB. Several
+threads compute them, since hashing releases the interpreter's lock (1.5 GB/s on one core of an
+EPYC). Knows files and bytes, not their content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.artifact.manifest import FileSums
 from penstock.disk import open_plain
 from penstock.errors import CheckpointError
 
-PIECE = 16 << 20  # bytes
+PIECE = 16 << 20  # bytes of a piece with a checksum of its own
 MOST_THREADS = 8
 WAY_OUT = "copy the artifact again, or build it again"
 

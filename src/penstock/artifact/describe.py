@@ -1,5 +1,5 @@
-"""Describes a manifest to a person: `penstock inspect` and a build's end print it, and a running
-build prints each decision. Knows the manifest alone.
+"""Describes a built engine's manifest as text. `penstock inspect` and the end of a build print the
+whole description; a running build prints each decision. Knows the manifest alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNTIMED = "nothing was timed (--tune-minutes 0): defaults hold"
 
 
 def describe(folder: Path, manifest: Manifest) -> str:
-    """Returns the whole manifest, without the table of step seconds, in columns."""
+    """Returns the manifest as text in columns; the table of step seconds is left out."""
     revision = f" at {manifest.revision}" if manifest.revision else ""
     head = (
         f"{folder}: {manifest.model}{revision}, built by penstock {manifest.penstock} for"
@@ -53,13 +53,13 @@ def describe(folder: Path, manifest: Manifest) -> str:
 
 
 def describe_decision(made: Decision) -> str:
-    """Returns a decision in one line."""
+    """Returns a decision as one line of text."""
     name, *cells = filter(None, _decision(made))
     return f"{name}: {', '.join(cells)}"
 
 
 def describe_work(work: BuiltFor) -> str:
-    """Returns a work in one line."""
+    """Returns a workload as one line of text."""
     told, *cells = _work(work)
     return f"{told}: {' '.join(cells)}"
 

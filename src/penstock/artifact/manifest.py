@@ -1,6 +1,6 @@
-"""Manifest: the content of an artifact's `penstock.json`: what was built, from what, on what, and
-every decision with its measurements. It is written last, so a folder without one is an unfinished
-build.
+"""Manifest: the content of a built engine's `penstock.json`. It names the source model, the
+machine, the workload, and every decision with its measurements. It is written last, so a folder
+without one is an unfinished build.
 
 Knows files and numbers; no engine, no torch. docs/build.md explains each part.
 """
@@ -29,18 +29,19 @@ Value = bool | int | float | str | None
 
 
 def name_of(value: Value) -> str:
-    """Returns the name of a value, also in `measured`."""
+    """Returns a value's name, as it is used in keys of `Decision.measured`."""
     return "default" if value is None else str(value)
 
 
 class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all parts: keyword fields, unknown fields refused."""
+    """Base class of the manifest's parts: immutable; unknown fields are refused."""
 
 
 class BuiltOn(_Told, kw_only=True, frozen=True):
-    """The machine and libraries that choices were timed with; None for what is absent."""
+    """The machine and libraries on which the choices were timed; None for parts that the machine
+    lacks."""
 
-    device: str  # "NVIDIA H200", "cpu"
+    device: str  # name, such as "NVIDIA H200" or "cpu"
     capability: tuple[int, int] | None = None  # compute capability of a GPU
     memory_bytes: int
     processor: str
@@ -51,15 +52,15 @@ class BuiltOn(_Told, kw_only=True, frozen=True):
 
 
 class BuiltFor(_Told, kw_only=True, frozen=True):
-    """One work that choices were timed on. Lengths in tokens."""
+    """One workload on which the choices were timed. Lengths are in tokens."""
 
-    told: str  # the user's words
+    told: str  # the workload as the user wrote it
     prompts: int
-    samples: int  # samples of all prompts together
-    concurrency: int  # samples that run at once
-    prompt_tokens: int  # median of the sample's prompts
+    samples: int  # number of samples of all prompts together
+    concurrency: int  # number of samples that run at once
+    prompt_tokens: int  # median prompt length
     longest_prompt: int
-    output_tokens: int  # median
+    output_tokens: int  # median length of answers
     longest_output: int
     shared_tokens: int  # length of the prefix that all prompts share
 
@@ -79,36 +80,37 @@ class Decision(_Told, kw_only=True, frozen=True):
     default: Value
     unit: str = ""
     measured: dict[str, list[float]] = {}
-    # gain over the default; positive is better; None: not measured
+    # percent by which the chosen value is better than the default; None: not measured
     won_percent: float | None = None
     noise_percent: float | None = None
-    note: str = ""  # the reason, if it is not the measurement
+    note: str = ""  # the reason of the choice, if it is not the measurement
 
 
 class Quality(_Told, kw_only=True, frozen=True):
-    """Distance of the built model from the source model, on the sample. KL in nats a token, from
-    the unbuilt model's distribution to the built one's."""
+    """Distance of the built model from the source model, on a sample of the workload. KL
+    divergences are in nats per token, from the source model's distribution to the built one's."""
 
     # share of positions at which both models have the same most likely token
     agreement: float
     kl_mean: float
     kl_worst: float
-    bound: float  # upper bound of kl_mean
+    bound: float  # the largest kl_mean that the build accepts
     tokens: int
-    # matrix name -> kl_mean with only that matrix as built; the most costly matrices
+    # matrix name -> kl_mean of the source model with only that matrix replaced by the built
+    # one, for the matrices with the largest values
     by_matrix: dict[str, float] = {}
     kept_wide: list[str] = []
 
 
 class TimedEngine(_Told, kw_only=True, frozen=True):
-    """The timed engine's limits, by which its scheduler plans."""
+    """The limits of the engine whose steps were timed; a simulated scheduler plans with them."""
 
     num_blocks: int  # KV blocks, the scratch block included
     max_rows: int
     max_model_len: int
     max_batched_tokens: int
-    grouping: bool  # steps have prefix groups
-    sharing: dict[str, float]  # fields of SharingCosts
+    grouping: bool  # True if steps may have prefix groups
+    sharing: dict[str, float]  # the fields of schedule.prefix_groups.SharingCosts
     state_slots: int = 0  # slots of recurrent state; 0: no layer has any
     # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
     window: int = 0
@@ -116,11 +118,11 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
 
 
 class StepSeconds(_Told, kw_only=True, frozen=True):
-    """A table in columns, one entry a timed step. A step has `rows` rows, each with `context`
-    tokens of its own stored; in addition every `members` rows share a prefix of `shared` tokens.
-    Beside the rows it has `prompt_tokens` prompt tokens, in prompts of `prompt_length`. With a
-    `spread` the rows' contexts lie evenly between context - spread and context + spread. A column
-    that is all 0 may be left out.
+    """A table of timed steps: each field is a column with one entry per step. A step has `rows`
+    rows, each with `context` tokens of its own stored; in addition every `members` rows share a
+    prefix of `shared` tokens. Beside the rows it has `prompt_tokens` prompt tokens, in prompts of
+    `prompt_length`. With a `spread` the rows' contexts lie evenly between context - spread and
+    context + spread. A column that is all 0 may be left out.
 
     seconds: measured for steps launched one after the other. device_seconds: the device's own time,
     less where the device waits for the host; left out: the same.
@@ -139,15 +141,15 @@ class StepSeconds(_Told, kw_only=True, frozen=True):
 
 
 class ExpectedWork(_Told, kw_only=True, frozen=True):
-    """The result of one work with the decisions taken: the median of its repeats."""
+    """The expected result of one workload with the chosen values: medians over repeated runs."""
 
     told: str
     output_tokens_per_second: float
-    noise_percent: float | None  # None: a single run
+    noise_percent: float | None  # None: there was a single run
     requests_per_second: float
-    # the median request's time, counted from when all were submitted
+    # median time of a request, counted from when all requests were submitted
     request_ms: float | None = None
-    # least possible time by the data sheet over the measured time; None: unknown
+    # least possible time by the GPU's data sheet, over the measured time; None: unknown
     share_of_limit: float | None = None
 
 
@@ -159,31 +161,32 @@ class FileSums(_Told, kw_only=True, frozen=True):
 
 
 class Manifest(_Told, kw_only=True, frozen=True):
-    """All of `penstock.json`."""
+    """The content of `penstock.json`."""
 
     schema: int = SCHEMA
-    penstock: str  # version
-    model: str  # the user's value
+    penstock: str  # version of Penstock
+    model: str  # the model as the user named it
     revision: str | None = None
     source: dict[str, str]  # file of the source model -> its SHA-256
     built_on: BuiltOn
     built_for: list[BuiltFor]
     objective: str = "throughput"
-    price: float | None = None  # dollars an hour of the machine, if given
-    engine: dict[str, Value]  # knob of Config -> the build's or the user's value
+    price: float | None = None  # dollars an hour of the machine; None: not given
+    engine: dict[str, Value]  # option of Config -> value, chosen by the build or the user
     tunables: dict[str, Value] = {}  # tunable of a kernel -> the best measured value
-    # attention layer -> scales of its heads' K (empty: wide) and V
+    # attention layer -> scales of its heads' keys and values; an empty list: not quantized
     kv_scales: dict[str, tuple[list[float], list[float]]] = {}
     decisions: list[Decision] = []
-    quality: Quality | None = None  # None: the numbers were not changed
+    # None: the weights and KV cache have the source model's number formats
+    quality: Quality | None = None
     step_seconds: StepSeconds = StepSeconds()
     expected: list[ExpectedWork] = []
-    files: dict[str, FileSums]  # relative path, with forward slashes
+    files: dict[str, FileSums]  # relative path (with forward slashes) -> checksums
 
 
 def find_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest of an artifact; None for any other folder. Raises CheckpointError for an
-    unfinished or unreadable artifact."""
+    """Returns the manifest of a built engine; None for any other folder. Raises CheckpointError for
+    an unfinished or unreadable one."""
     if (folder / MANIFEST).is_file() or (folder / STATE).is_dir():
         return read_manifest(folder)
     return None

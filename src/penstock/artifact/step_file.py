@@ -1,6 +1,6 @@
-"""MeasuredSteps: a table of step seconds and its origin, from an artifact or from a file written by
-`penstock simulate --measure`. Knows files and numbers; the simulator estimates other steps from the
-table.
+"""MeasuredSteps: a table of measured step seconds. It comes from a built engine, or from a file
+written by `penstock simulate --measure`. Knows files and numbers; the simulator estimates other
+steps from the table.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Timed steps of a model on a machine."""
 
     schema: int = STEPS_SCHEMA
-    penstock: str  # version
+    penstock: str  # version of Penstock
     model: str
     built_on: BuiltOn
     tensor_parallel_size: int = 1  # GPUs of a replica
     steps_ahead: int = 1
-    price: float | None = None  # dollars an hour of a GPU
+    price: float | None = None  # dollars an hour of one GPU; None: unknown
     step_seconds: StepSeconds
 
 
@@ -35,8 +35,8 @@ def write_steps(path: Path, steps: MeasuredSteps) -> None:
 
 
 def read_steps(path: Path) -> MeasuredSteps:
-    """Returns the table of an artifact's folder or of a file. Raises CheckpointError, one line that
-    also says what to do, if there is no table of this version."""
+    """Returns the table of a built engine's folder or of a file. Raises CheckpointError, one line
+    that also says what to do, if there is no table of this version."""
     steps = _of_artifact(path) if path.is_dir() else _of_file(path)
     table = steps.step_seconds
     counts = {

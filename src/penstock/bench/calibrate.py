@@ -1,12 +1,12 @@
-"""Measures the client's own limits on this machine: the streamed events and requests a second that
-1, 2, 4, ... client processes can receive.
+"""Measures the client's own limits on this machine. The limits are the streamed events and requests
+a second that 1, 2, 4, ... client processes can receive.
 
     events     all streams get an event every 10 ms; the highest rate, within 25 %, at which the
                event loop's p99 lag is at most 5 ms
     requests   answers of one token, sent as fast as slots come free
 
-The server (null_server.py) uses cores of the same machine, so a measured ceiling is rather low.
-Knows no engine.
+The server (null_server.py) uses cores of the same machine, so the measured limits are rather too
+low. Knows no engine.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
-# events a second and process to try, up to 413,000
+# events a second to try, for each client process; up to 413,000
 RATES = [1_000 * 1.25**power for power in range(28)]
-THROUGH = 0.95  # share of the offered events that must arrive
-# concurrent requests of a process to try; the first with an acceptable lag counts
+THROUGH = 0.95  # share of the sent events that must arrive in time for a rate to pass
+# numbers of concurrent requests to try, for each process; the first with an acceptable event loop
+# lag counts
 SLOTS = (32, 8, 1)
 PROMPT = list(range(128))
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """The ceiling of a number of processes. events, requests: a second, all processes together; 0
-    where the event loop always lagged. *_cpu: microseconds of CPU time each."""
+    """The measured limits of a number of client processes. events, requests: highest rates per
+    second, all processes together; 0: the event loop lagged at every rate. *_cpu: microseconds of
+    CPU time per event or request."""
 
     processes: int
     events: float
@@ -57,7 +59,7 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The client's ceilings on one machine. when: the time of measurement, UTC."""
+    """The client's measured limits on one machine. when: the time of measurement, UTC."""
 
     cpu: str
     cores: int
@@ -67,7 +69,8 @@ class Calibration(msgspec.Struct, frozen=True):
     rungs: list[Rung]
 
     def of(self, processes: int) -> Rung | None:
-        """Returns the rung of this number of processes, else the next lower one."""
+        """Returns the limits of this number of processes, else of the next lower number that was
+        measured."""
         lower = [rung for rung in self.rungs if rung.processes <= processes]
         return max(lower, key=lambda rung: rung.processes) if lower else None
 
@@ -83,8 +86,8 @@ def calibrate(
     *, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print
 ) -> Calibration:
     """Measures with 1, 2, 4, ... processes, up to `most` (None: the number of usable cores). Takes
-    about 40 s a rung. Raises EngineError if the event loop always lagged: a ceiling of 0 would be
-    meaningless.
+    about 40 s for each number. Raises EngineError if the event loop lagged at every rate: a limit
+    of 0 would be meaningless.
     """
     cores = count_here()
     most = cores if most is None else most
@@ -174,13 +177,13 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
 
 
 def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
-    """Returns (slots of a process, report);
-    0 slots where the event loop lagged at each of SLOTS."""
+    """Returns the accepted number of concurrent requests per process, one of SLOTS, and the
+    clients' report. The number is 0 if the event loop lagged at each."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": 1, "stream": True}).encode()
     asks = [PlannedRequest(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
     with NullServer(NullPlan(), processes) as server:
         target = Endpoint("127.0.0.1", server.port)
-        # each twice: another process may have disturbed the first try
+        # try each number twice: another process may have disturbed the first try
         for slots in [each for each in SLOTS for _ in range(2)]:
             load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds))
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
@@ -189,7 +192,7 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     return 0, seen
 
 
-# --- kept for later points
+# --- kept for later load levels
 
 
 def ceiling_path() -> Path:

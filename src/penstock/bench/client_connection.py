@@ -1,5 +1,5 @@
-"""One connection of a client process: sends a request and reads its answer (httptools,
-response_reader.py), with times stamped as bytes arrive. Knows one request at a time; not which one
+"""One HTTP connection of a client process. It sends a request and reads its answer (httptools,
+response_reader.py); times are stamped as bytes arrive. Knows one request at a time; not which one
 comes next.
 """
 
@@ -17,12 +17,12 @@ import httptools
 from penstock.bench.response_reader import ErrorReader, StreamReader, judge
 from penstock.bench.worker_protocol import PlannedRequest
 
-# seconds: if a reused connection ends within them without a byte, the server was just closing it as
-# idle
+# seconds: if a reused connection ends this soon after a send, without a byte, the server closed it
+# because it was idle; the request is sent again
 RACE = 0.25
-LONGEST_HEAD = 64 << 10  # bytes of an answer outside its body that the parser may have to keep
-# events beyond twice the requested tokens that are still read; `judge` reports slightly long
-# answers
+LONGEST_HEAD = 64 << 10  # most bytes of an answer outside its body (HTTP heads, chunk lengths)
+# an answer is cut off after twice its requested tokens and this many more events; `judge` reports
+# answers that are slightly too long
 EVENTS_OVER = 1000
 NEVER = float("nan")
 
@@ -36,7 +36,7 @@ class SentRequest:
     ask: PlannedRequest
     intended: float
     window: bool = False
-    # instant at which the client took it up; its distance to `intended` is the lateness
+    # instant at which the client began to send it; minus `intended` it is the client's lateness
     taken: float = NEVER
     actual: float = NEVER
     heard: float = NEVER  # arrival of the last byte
@@ -45,7 +45,7 @@ class SentRequest:
     connection: ClientConnection | None = None
     outcome: str | None = None
     message: str = ""
-    again: bool = False  # sent a second time: see RACE
+    again: bool = False  # True once it has been sent a second time: see RACE
 
 
 class ClientConnection(asyncio.Protocol):
@@ -60,13 +60,14 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._post: SentRequest | None = None
         self._answer: StreamReader | None = None
-        self._framed = False  # the message's length is known, so the connection may outlive it
+        # True if the answer's length is known, so that the connection can be used again
+        self._framed = False
         self._whole = False
         self._beside = 0  # bytes since the last body bytes: heads, trailers, chunk lengths
         self._most = math.inf  # events after which an answer is given up
         self._now = 0.0
         self.used = 0  # number of requests carried
-        self.kept = False  # the connection was idle before this request
+        self.kept = False  # True if the connection was idle before this request
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

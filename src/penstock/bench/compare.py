@@ -1,4 +1,4 @@
-"""Compares two measured runs: ratios of their figures, each with its 95 % interval.
+"""Compares two measured runs. The results are ratios of their figures, each with its 95 % interval.
 
 A ratio's interval is derived from the two figures' intervals (MOVER: Donner and Zou, 2012, on the
 logarithms), each end separately. An interval that contains 1 is "no significant difference". Knows
@@ -31,7 +31,7 @@ UNTRIED = "nobody can say by the rates that were tried"
 CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
 WIDE = 150
-# Figures to compare at each kind of point: (words, figure, quantile or None for a rate).
+# Figures to compare at each kind of point: (words, field of Figures, quantile or None for a rate).
 COMPARED = {
     "saturation": (("requests/s", "request_rate", None), ("output tok/s", "output_rate", None)),
     "single": (
@@ -46,9 +46,10 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B's figure over A's. low, high: ends of its 95 % interval; None: unknown. more_is_better: a
-    rate, not a time. short: the client of A or B was short. cut: whether the points of A and of B
-    were cut off by their time limits, which makes their rates lower bounds.
+    """The ratio of a figure of run B over that of run A. low, high: ends of its 95 % interval;
+    None: unknown. more_is_better: True for a rate, False for a time. short: the client was a
+    possible bottleneck in A or B. cut: for A and for B, True if the load level was cut off by its
+    time limit, so that its rate is a lower bound.
     """
 
     point: str
@@ -75,8 +76,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of two runs. goals: the rates that keep the goals, and points that only one
-    run has. differs: differences between the runs beside the engine, and failures."""
+    """The comparison of two runs. goals: lines about the highest rates that meet each latency goal,
+    and about load levels that only one run has. differs: lines about differences between the runs
+    other than the engine, and about failures."""
 
     a: Record
     b: Record
@@ -86,8 +88,8 @@ class Comparison:
 
 
 def record_at(path: Path) -> Record:
-    """Reads a record from a file, from a shape's folder, or from a run's folder with one shape.
-    Raises UsageError and RecordError."""
+    """Reads a benchmark record from a file, from a workload shape's folder, or from a run's folder
+    with one shape. Raises UsageError and RecordError."""
     if path.is_dir():
         found = [path / RECORD] if (path / RECORD).is_file() else sorted(path.glob(f"*/{RECORD}"))
         if len(found) != 1:
@@ -155,9 +157,9 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page
-    has the same ends. It also draws a line between the highest rate that keeps a goal and the next
-    one, and gives the point at which the line crosses the goal.)
+    """Yields, for each latency goal, the highest rates of A and of B that meet it, and their ratio.
+    (The almanac's page shows the same intervals. It also interpolates between the highest rate that
+    meets a latency goal and the next one.)
     """
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
@@ -182,13 +184,13 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _ends(kept: Kept) -> Interval:
-    """Returns the highest rate that keeps the goal, with the rates that surely keep and surely miss
-    it as ends."""
+    """Returns the highest rate that meets the latency goal; the interval's ends are the rates that
+    meet and that miss it with 95 % confidence."""
     return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
 def _missing(a: Record, b: Record) -> Iterator[str]:
-    """Yields saturation and single points that only one of the records has."""
+    """Yields saturation and single load levels that only one of the records has."""
     for word, record, other in (("A", a, b), ("B", b, a)):
         there = {point.name for point in other.points}
         for point in record.points:
@@ -197,7 +199,7 @@ def _missing(a: Record, b: Record) -> Iterator[str]:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """Returns an interval in words; None is an unknown end."""
+    """Returns an interval as text; None is an unknown end."""
     if low is None or high is None:
         return (
             f"at least {low:.2f}"
@@ -231,7 +233,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        # None: that point is missing, which is reported separately
+        # None: that load level is missing, which is reported separately
         if one != other and None not in (one, other):
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
@@ -259,7 +261,7 @@ def _at_once(record: Record) -> int | None:
 
 
 def print_comparison(made: Comparison, out: TextIO) -> None:
-    """Prints a table of ratios, the goals, and the differences between the runs."""
+    """Prints a table of ratios, the latency goals, and the differences between the runs."""
     print(f"A: {title(made.a)}, {made.a.engine.configuration.name}, run {made.a.run}", file=out)
     print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
     for line in made.differs:

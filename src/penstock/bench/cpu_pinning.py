@@ -1,6 +1,6 @@
-"""Divides this machine's cores between the measured server and the client (on two cores without
-this every client was short of CPU); also names the processor and counts the memory. Knows sets of
-cores; not the processes on them.
+"""Divides CPU cores between server and client. (On two cores without this, every client was short
+of CPU.) Also names the processor and counts the memory. Knows sets of cores; not the processes on
+them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def count_all() -> int:
 
 
 def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
-    """Returns the server's cores, counted from the first: `asked` of them, or all but one for each
-    client process. Empty: nothing is pinned, because there is one core or no pinning. Raises
-    UsageError when the client would have no core.
+    """Returns the server's cores: the first `asked` ones, or by default all but one for each client
+    process. Empty: nothing is pinned, because there is only one core or the system cannot pin.
+    Raises UsageError when the client would have no core.
     """
     if asked is not None and not 0 < asked < len(cores):
         have = f"this machine has {len(cores)}" if cores else "this system pins none"
@@ -67,8 +67,8 @@ def server_share(cores: list[int], processes: int, asked: int | None) -> list[in
 
 
 def clients_at_once(cores: list[int], server: list[int], processes: int) -> int:
-    """Returns how many client processes have a core of their own; their ceiling is the one for this
-    number."""
+    """Returns how many client processes have a core of their own; the calibrated limits of this
+    number apply."""
     return min(processes, len(cores) - len(server)) if server else processes
 
 

@@ -1,4 +1,4 @@
-"""The address that requests go to, and the constant part of every request.
+"""The server's address, and the constant request head.
 
 Knows addresses; not the requests' bodies, nor their times.
 """
@@ -47,7 +47,7 @@ class Endpoint:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
     def head(self) -> bytes:
-        """Returns a request's head up to the number of its body's length."""
+        """Returns a request's HTTP head, up to where the body's length follows."""
         lines = [
             f"POST {self.path} HTTP/1.1",
             f"host: {self.authority}",

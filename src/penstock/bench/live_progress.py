@@ -1,8 +1,8 @@
-"""Live progress of a run in the terminal: the point, its rate, first-token times, requests in
-flight, the expected end.
+"""Live progress of a run in the terminal. It shows the point (load level), its rate, first-token
+times, requests in flight and the expected end.
 
-On a terminal, one line that is overwritten; elsewhere one line a point. Knows words and an output
-stream.
+On a terminal, one line that is overwritten; elsewhere one line a load level. Knows words and an
+output stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LiveProgress:
         self._done(stopped=kind is not None)
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
-        """Reports a new point (`now` is None), or progress of the running one."""
+        """Shows that a load level begins (`now` is None), or the running load level's progress."""
         if now is None:
             self._done()
             self._plan, self._begin, self._before, self._firsts = plan, time.monotonic(), None, []
@@ -91,8 +91,8 @@ class LiveProgress:
 
 
 def _left(plan: PointPlan, load: Load, now: LoadProgress) -> str:
-    """Returns the remaining time as text: for a fixed number of requests extrapolated from the
-    ended ones, for a window by the clock."""
+    """Returns the remaining time as text. It is extrapolated from the ended requests if their
+    number is fixed; for a time window it is known."""
     at_most = max(0.0, load.stop_after - now.seconds)
     if plan.kind in (OPEN, CLOSED):
         window = max(0.0, load.window[1] - now.seconds)

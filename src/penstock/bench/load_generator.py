@@ -1,7 +1,7 @@
-"""The work of a client process: sends its share of the requests, each at its time, over as many
-connections as needed; in a closed loop a slot's next request is due when its last one has ended.
-Measures its own lag, lateness and CPU time. Knows when and what to send; no figures, and not the
-process around it (load_worker.py).
+"""Sends a client process's share of the requests. In an open loop each request has its own time,
+and there are as many connections as needed. A closed loop has a fixed number of slots; a slot sends
+its next request when its last one has ended. Measures its own lag, lateness and CPU time. Knows
+when and what to send; no figures, and not the process around it (load_worker.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from penstock.bench.client_connection import ClientConnection, SentRequest
 from penstock.bench.worker_protocol import WorkerProgress, WorkerSpec
 
-SLICE = 0.001  # longest time of sending, in seconds, before arrivals are read
+SLICE = 0.001  # most seconds of sending before arrived bytes are read
 TICK = 0.005
 NEWS = 0.25
-OPENING = 10.0  # seconds in which all connections are opened in advance
+OPENING = 10.0  # most seconds for opening connections in advance
 AT_ONCE = 64  # connections opened concurrently: a listener's queue is often 128 long
 # seconds after which an idle connection is not reused: some servers close theirs after 5 s
 IDLE = 2.0
@@ -41,8 +41,9 @@ class LoadGenerator:
         planned = (
             len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
         )
-        self._planned = deque(self.posts[:planned])  # sent by the clock
-        self._waiting = deque(self.posts[planned:])  # sent when a slot is free
+        self._planned = deque(self.posts[:planned])  # requests sent at their own time
+        # requests sent when a slot is free (closed loop)
+        self._waiting = deque(self.posts[planned:])
         # (idle since, connection), the latest last
         self._idle: list[tuple[float, ClientConnection]] = []
         self._flying: set[SentRequest] = set()
@@ -63,8 +64,8 @@ class LoadGenerator:
     # -- preparation
 
     async def open(self) -> None:
-        """Resolves the host and opens connections. An unreachable server is no error here: its
-        requests will be counted as refused."""
+        """Resolves the host and opens connections in advance. An unreachable server raises nothing
+        here: its requests will be counted as refused."""
         target, loop = self._target, asyncio.get_running_loop()
         if target.tls:
             self._tls = ssl.create_default_context()
@@ -85,8 +86,8 @@ class LoadGenerator:
                 break
 
     async def _connect(self) -> ClientConnection:
-        """Opens a connection. Raises OSError (TimeoutError included) with the reason of the last
-        address."""
+        """Opens a connection, trying each address of the host. Raises OSError (TimeoutError
+        included) with the reason at the last address."""
         last: OSError = ConnectionError(self._unreachable or "no address")
         loop = asyncio.get_running_loop()
         for at, (host, port) in enumerate(self._addresses):
@@ -108,7 +109,7 @@ class LoadGenerator:
             return connection
         raise last
 
-    # -- the point
+    # -- the load level
 
     async def run(self, begin: float) -> None:
         """Sends all requests from the instant `begin` on. Returns when all have ended, the time is
@@ -241,8 +242,8 @@ class LoadGenerator:
     # -- timers
 
     def _ticked(self) -> None:
-        """Measures the loop's lag. A long block swallows ticks;
-        the swallowed ones are counted too."""
+        """Measures how late the event loop's ticks are. A long block skips ticks; the skipped ones
+        are counted too."""
         now = time.monotonic()
         late = now - self._tick
         while late > 0.0:

@@ -1,5 +1,6 @@
-"""A client process of loads: `python -m penstock.bench.load_worker FD`, started by worker_pool.py;
-it exits when its parent is gone. Knows messages; load_generator.py decides what is sent when.
+"""A client process that sends requests to the server. worker_pool.py starts it as `python -m
+penstock.bench.load_worker FD`; it exits when its parent is gone. Knows messages; load_generator.py
+decides what is sent when.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def main() -> None:
 
 
 async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
-    """Runs a load and returns its result. Raises faults of this code."""
+    """Runs this process's share of a load and returns its result. Raises only errors of this code;
+    failures of requests are in the result."""
     loop = asyncio.get_running_loop()
     client = LoadGenerator(spec, lambda news: send(channel, news))
     loop.set_exception_handler(client.crashed)
@@ -57,7 +59,7 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    # a garbage collection would block the loop for milliseconds; a point makes few cycles
+    # a garbage collection would block the loop for milliseconds; a load level makes few cycles
     gc.disable()
     await client.run(start.begin)
     loop.remove_reader(channel.fileno())
@@ -68,7 +70,7 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
 
 def _told(channel: socket.socket, client: LoadGenerator) -> None:
     if receive(channel) is None:
-        os._exit(0)  # the parent process is gone
+        os._exit(0)  # the parent process is gone: exit at once
     client.stop()
 
 

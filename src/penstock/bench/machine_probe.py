@@ -1,5 +1,6 @@
 """Describes this machine for a record: GPU with driver and clocks, processor, memory, system. Reads
-nvidia-smi and /proc, and says so where they give nothing. A file describes a machine elsewhere.
+nvidia-smi and /proc, and says so where they give nothing. For a server on another machine, the user
+gives a file that describes it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def machine_of(
     *,
     started: bool,
 ) -> MachineInfo:
-    """Returns the serving machine: as a file describes it, or this machine, as a server with these
-    environment variables sees it. started: the server is started here, with our cores and
-    variables; otherwise it has the machine's cores and unknown variables. Raises UsageError for an
-    invalid file, and when a file is needed.
+    """Returns the description of the server's machine: from `file`, or of this machine, as a server
+    with these environment variables sees it. started: True if the bench starts the server, with its
+    own cores and variables; else the server may use all the machine's cores, and its variables are
+    unknown. Raises UsageError for an invalid file, and when a file is needed.
     """
     if file is not None:
         try:
@@ -107,6 +108,6 @@ def _gpu(visible: str | None) -> Gpu | None:
 
 
 def _mib(text: str) -> int:
-    """Returns the number of MiB; 0 where the driver gives none,
-    as for memory shared with the CPU."""
+    """Parses nvidia-smi's memory size. Returns MiB; 0 where the driver gives none, as for memory
+    shared with the CPU."""
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0

@@ -1,5 +1,6 @@
-"""Measures one shape into its folder, point by point, with a fresh server after a failed point;
-gives up after three failures.
+"""Measures one workload shape. A shape gives the lengths of prompts and answers. It is measured
+point by point (a point is one load level) into a folder, with a fresh server after a failed load
+level; after three failures the shape is given up.
 
 A stopped run continues from its folder. The run ends when a server that somebody else started is
 gone. Knows the parts of the bench; engines only by their peer files.
@@ -43,11 +44,11 @@ from penstock.bench.workload import Draw, RequestStyle, Workload, prompts
 from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
-MOST_FAILURES = 3  # failed points after which the shape is given up
+MOST_FAILURES = 3  # failed load levels after which the workload shape is given up
 MESSAGE = 1000  # characters of a failure's message
 LOST = ("cut", "refused")
 DYING = 3.0  # seconds that a dying process may take to exit after its connections broke
-UNFINISHED = "unfinished"  # cut off by the point's end: overload, not a fault
+UNFINISHED = "unfinished"  # cut off by the load level's end: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
 # engines' messages about a too short context
@@ -62,12 +63,14 @@ Kind = Literal[
     "refused",
     "context too short",
 ]
-Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # progress None: the point begins
+# progress None: the load level begins
+Tell = Callable[[PointPlan, Load, LoadProgress | None], None]
 
 
 class _Watch:
-    """Forwards a point's progress, and ends the point when requests are in flight and nothing has
-    arrived for `patience` seconds. silence: then the message about it, else empty."""
+    """Forwards a load level's progress, and ends the load level when requests are in flight and
+    nothing has arrived for `patience` seconds. silence: the error message in that case, else empty.
+    """
 
     def __init__(self, patience: float, tell: Callable[[LoadProgress], None]) -> None:
         self._patience, self._tell = patience, tell
@@ -88,19 +91,20 @@ class _Watch:
 
 
 class ShapeRun:
-    """The measurement of one shape, and its folder."""
+    """The measurement of one workload shape, and its folder."""
 
     def __init__(self, run: RunSpec, work: Workload, folder: RunFolder, tell: Tell) -> None:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
         self._settings = run.settings.of_samples(work.n)
         self._texts: TextPrompts | None = None
-        self._tried = False  # this process has tried a point
-        self._since = time.monotonic()  # instant from which the next point's time is counted
+        self._tried = False  # True once this process has tried a load level
+        # time at which the last load level ended, or this process began
+        self._since = time.monotonic()
         self.gone = ""  # if somebody else's server is gone: a line that says how to continue
 
     def measure(self) -> None:
-        """Measures what the folder lacks. Raises UsageError for an impossible request; faults of
-        the server are stored as failures of the run."""
+        """Measures the load levels that the folder lacks. Raises UsageError for a run that cannot
+        be measured; faults of the server are stored as failures of the run."""
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
             self._fail(
@@ -126,7 +130,8 @@ class ShapeRun:
         return next_plan(self._settings, self._folder.state.found)
 
     def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
-        """Measures a start's points on one server process, until a point fails."""
+        """Measures the load levels of server start number `start` on one server process, until a
+        load level fails."""
         if not self._takes_one(target, server):
             return
         warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
@@ -134,11 +139,11 @@ class ShapeRun:
         while (plan := self._next()) is not None and plan.start == start:
             self._tried = True
             if not self._point(plan, target, server):
-                return  # a failed point may leave the server in any state
+                return  # a failed load level may leave the server in any state
 
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Returns True if a single request of this shape is answered correctly; if not, no point of
-        the shape can be measured."""
+        """Returns True if a single request of this workload shape is answered correctly; if not, no
+        load level of the shape can be measured."""
         samples, seen = self._one(target, "one")
         alone = PointPlan(SINGLE, SINGLE, 0, self._settings.longest)
         if (wrong := self._wrong(alone, samples, seen, target, server)) is None:
@@ -149,7 +154,7 @@ class ShapeRun:
         return False
 
     def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Measures a point; returns False when it failed."""
+        """Measures a load level; returns False when it failed."""
         load = load_of(plan, self._settings.stall, self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
@@ -174,7 +179,7 @@ class ShapeRun:
         server: ServerProcess | None,
         silence: str = "",
     ) -> tuple[Kind, str] | None:
-        """Returns (kind, message) of a point's failure; None for a valid point."""
+        """Returns (kind, message) of a load level's failure; None for a valid load level."""
         if silence:
             return "stalled", silence
         message = _said(seen)
@@ -201,14 +206,14 @@ class ShapeRun:
         return bool(self.gone)
 
     def _settle(self, before: Samples, target: Endpoint) -> None:
-        """After requests were cut off by a point's end, waits until one request gets through: some
-        servers go on with the requests of clients that are gone. If it fails, the next point will
-        report it."""
+        """Waits until the server answers a single request again. Used when a load level's end has
+        cut off requests: some servers go on computing the answers of clients that are gone. A
+        failure here raises nothing; the next load level will report it."""
         if (before.outcome == UNFINISHED).any():
             self._one(target, "settle")
 
     def _one(self, target: Endpoint, salt: str) -> tuple[Samples, ClientReport]:
-        """Sends a single request that enters no figure."""
+        """Sends a single request, which counts for no figure."""
         return self._load(target, one_load(self._settings, self._asked(target, salt)), "one", 0)
 
     def _load(
@@ -230,8 +235,8 @@ class ShapeRun:
         )
 
     def _asked(self, target: Endpoint, salt: str) -> Iterator[PlannedRequest]:
-        """Yields requests of the shape. No two runs,
-        points or attempts at a point share a prompt."""
+        """Yields requests of the workload shape. salt: gives other prompts; no two runs, load
+        levels or attempts at a load level share one."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (
@@ -259,7 +264,7 @@ class ShapeRun:
         log: str,
         samples: Samples | None = None,
     ) -> Literal[False]:
-        """Stores a failure, with the samples of its point. Returns False."""
+        """Stores a failure, with the samples of its load level. Returns False."""
         said = without_folders(plain(" ".join(message.split())))
         said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
         point = plan.name if plan is not None else None
@@ -271,7 +276,8 @@ class ShapeRun:
         return False
 
     def _took(self) -> float:
-        """Returns the seconds since the last point, or since this process took up the shape."""
+        """Returns the seconds since the last load level ended, or since this process began this
+        workload shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
 
@@ -279,8 +285,9 @@ class ShapeRun:
 def result_of(
     plan: PointPlan, samples: Samples, goals: Sequence[float], took: float
 ) -> PointResult:
-    """Returns the window's rates and shares for the planner; a failed request met no goal. The
-    shares' upper ends take the effective number of independent requests."""
+    """Returns a load level's rates, and the share of requests that met each latency goal, for the
+    planner; a failed request met none. The shares' 95 % intervals are for the effective number of
+    independent requests."""
     inside = samples.of(samples.window)
     ok = inside.outcome == OK
     waited = np.where(ok, inside.first - issued(inside), np.inf)
@@ -301,16 +308,16 @@ def result_of(
 
 
 def _said(seen: ClientReport) -> str:
-    """Returns the first message of each outcome. With a single outcome its name is left out,
-    because the failure has it."""
+    """Returns the clients' first error message of each outcome. With a single outcome its name is
+    left out, because the failure already names it."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
 def fault_of(plan: PointPlan, samples: Samples) -> str | None:
-    """Returns the outcome that makes a point invalid; None for a valid point. Overload is no fault:
-    above the highest rate the queue is never served within the window. A window without a request
-    is a fault.
+    """Returns the outcome that makes a load level invalid; None for a valid load level. Overload is
+    no fault: above the highest rate the queue is never served within the window. A window without a
+    request is a fault.
     """
     inside = samples.of(samples.window)
     if not len(inside):

@@ -1,7 +1,7 @@
-"""A server that computes nothing: `python -m penstock.bench.null_server`. Sends prebuilt events of
-OpenAI's completions with a correct usage: the whole answer at once (step 0), or to all streams at
-the same instants, `step` seconds apart. Several processes share the port by SO_REUSEPORT. Knows no
-model and no load.
+"""A server that computes nothing. It is started by `python -m penstock.bench.null_server`, to
+measure the client alone. Sends prebuilt events of OpenAI's completions with a correct usage: the
+whole answer at once (step 0), or an event to all streams every `step` seconds. Several processes
+share the port by SO_REUSEPORT. Knows no model and no load.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ HOST = "127.0.0.1"
 
 
 class NullPlan(msgspec.Struct):
-    """step: seconds between two events of every stream, all streams at the same instants; 0: the
-    whole answer at once."""
+    """Settings of the server. step: seconds between two events of a stream, sent to all streams at
+    the same instants; 0: the whole answer at once."""
 
     step: float = 0.0
 
@@ -40,7 +40,7 @@ class NullRequest(msgspec.Struct):
     max_tokens: int = 16
 
 
-_read = msgspec.json.Decoder(NullRequest).decode  # raises msgspec.DecodeError
+_read = msgspec.json.Decoder(NullRequest).decode  # raises msgspec.DecodeError for an invalid body
 _TOP = (
     b"data:"
     b' {"id":"cmpl-3f2b8a7c6d5e4f3a2b1c0d9e8f7a6b5c","object":"text_completion","created":1763680000,'
@@ -73,7 +73,7 @@ _REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
 
 
 def ending(asked: NullRequest) -> bytes:
-    """Returns the end of a stream: its last event, its usage and [DONE]."""
+    """Returns the bytes that end a stream: its last event, its usage and [DONE]."""
     prompt = len(asked.prompt.split()) if isinstance(asked.prompt, str) else len(asked.prompt)
     usage = _USAGE % (prompt, asked.max_tokens, prompt + asked.max_tokens)
     return _LAST + _chunk(usage) + _DONE + b"0\r\n\r\n"
@@ -96,7 +96,8 @@ class StepClock:
             asyncio.get_running_loop().call_later(self.step, self._tick, due)
 
     def _tick(self, due: float) -> None:
-        """Sends one event to each stream; skipped instants are not made up for."""
+        """Sends one event to each stream. If the process was held up, missed events are not sent in
+        addition."""
         for visit in list(self.streams):
             visit.next_in_step()
         if self.streams:
@@ -167,14 +168,14 @@ async def _serve(visit: Callable[[], NullVisit], port: int) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(visit, HOST, port, reuse_port=True, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
-    # until the process that started this one is gone
+    # wait until the process that started this one is gone
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
 
 
 def run_process(visits: Callable[[str, str], Callable[[], NullVisit]]) -> int:
-    """Serves at the port given on the command line. visits: gets the plan's line and this process's
-    number, and returns a function that makes connections."""
+    """Runs one server process, at the port given on the command line. visits: takes the NullPlan as
+    JSON and this process's number, and returns a function that makes connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     port, number = sys.argv[1:3]
@@ -190,8 +191,8 @@ def _visits(plan: str, number: str) -> Callable[[], NullVisit]:
 
 
 class NullServer:
-    """Runs processes that serve a plan while the context is open; `port` is their port. words:
-    Python's arguments for a process."""
+    """Runs server processes while the context is open; `port` is their port. words: Python's
+    command line arguments for a process."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Decides which points a run measures, and in which order: the most important first, because the
-list ends when time is short.
+"""Decides which load levels (points) a run measures. The most important come first, because the
+list is cut when time is short. A crossing is the highest request rate at which a latency goal is
+still met; it is bracketed between a rate that meets the latency goal and one that fails it.
 
     start 0   single, saturation, open (for each goal, halves of [meets | fails]), closed 2, 4, 8,
               ...
-    start 1+  single, saturation, the open points on both sides of each crossing, again
+    start 1+  single, saturation, the open load levels on both sides of each crossing, again
 
 A pure function of the results so far, so a stopped run continues by calling it again. Knows no
 server and no clock.
@@ -16,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
-GROWS = 1.05  # a rung of the ladder that adds less than this factor is the last
-# a crossing is found when its two sides are this close, as a share of the failing rate
+# doubling the concurrency ends when it raises the request rate by less than this factor
+GROWS = 1.05
+# the search for a latency goal's highest rate ends when the meeting and the failing rate are this
+# close, as a share of the failing rate
 NARROW = 0.1
 # settings of which a smaller value makes a short run
 COUNTED = (
@@ -29,34 +32,40 @@ COUNTED = (
     "alone",
     "bisections",
 )
-PLENTY = 5400.0  # seconds of a shape that the full method needs
-GAIN = 4  # a low guess of the speed-up of many requests at once over one
-END_SHARE = 0.7  # share of a shape's time for the ends of the curve, in a hurry
-STEADY = 3  # a steady window is at least this many times a single request's time
-FEWEST = 10  # requests that an open window holds at least, however long that takes
-# first open rate as a share of the highest rate; at the highest rate itself queues settle slowest
+PLENTY = 5400.0  # seconds of a workload shape that the full method needs
+GAIN = 4  # assumed throughput of many requests at once over that of one request; a low guess
+# share of a short run's time for the two extreme load levels (single and saturation) together
+END_SHARE = 0.7
+STEADY = 3  # a steady window lasts at least this many times a single request
+FEWEST = 10  # least number of requests in an open-loop window, however long that takes
+# first open-loop rate as a share of the saturation rate; near the saturation rate queues take
+# longest to become steady
 BEGIN = 0.75
-# factor from a rate above the highest that still meets a goal to the next rate
+# factor to the next rate, if a latency goal is met at a rate above the saturation rate
 STRIDE = 1.5
-SETTLES = 1.5  # the window opens after this many times a request's time, when the load is steady
-# drain time over a single request's time: one among many takes longer, and a cut request has missed
-# every goal
+# the window opens after this many times a request's duration, when the number of running requests
+# is steady
+SETTLES = 1.5
+# most seconds after the window until its requests are cut off, over a single request's duration:
+# among many, requests take longer, and a cut request counts as a missed latency goal
 DRAIN = 8
-ROOM = 1.25  # drain time over the longest of the points' mean times from first token to end
+# the same time, over the longest mean time from first token to end that a load level has had
+ROOM = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of a run. Times in seconds.
 
-    goals: times within which the first token should come; quantile: the share of requests that
-    must. window: a point's shortest window. longest: a point's longest window, however few its
-    requests. drain: shortest time that the window's requests may take after it; longer if requests
-    are longer. enough: requests that a point near a crossing should have. at_once: sequences of the
-    saturation point; with n samples a request, at_once / n requests. alone: requests of the single
-    point. bisections: open points a goal. ladder: also measure 2, 4, 8, ... requests at a time.
-    stall: longest silence of a server that owes answers. budget: time of the whole shape, the
-    server's starts included; None: no limit.
+    goals: times within which the first token should come. quantile: the share of requests whose
+    first token must come within a goal. window: a load level's shortest window. longest: a load
+    level's longest window, however few its requests. drain: least time after the window until its
+    requests are cut off; more if requests take longer. enough: requests that a load level near a
+    goal's highest rate (crossing) should have. at_once: sequences of the saturation load level;
+    with n samples a request, at_once / n requests. alone: requests of the single load level.
+    bisections: open-loop load levels per latency goal. ladder: also measure 2, 4, 8, ... requests
+    at a time. stall: longest time in which a server with open requests may send nothing. budget:
+    seconds for the whole workload shape, server starts included; None: no limit.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -76,7 +85,7 @@ class Settings:
 
     @property
     def hurried(self) -> bool:
-        """Returns True if there is no time for the full method."""
+        """Returns True if the time budget is too short for the full method."""
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
@@ -84,8 +93,8 @@ class Settings:
         return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
-        """Returns True if the settings are below the full method's: results are a hint. starts: the
-        number of starts counts too."""
+        """Returns True if any setting is below the full method's, so that results are less
+        reliable. starts: True if the number of server starts is checked too."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
@@ -106,8 +115,8 @@ SHORT = Settings(
 
 
 def within(seconds: float) -> Settings:
-    """Returns the settings for a shape in this many seconds: the full method in an hour and a half,
-    the least in four minutes."""
+    """Returns the settings for a workload shape in this many seconds: from the full method in an
+    hour and a half down to the fewest load levels in four minutes."""
     full = Settings()
 
     def part(least: float, whole: float) -> float:
@@ -129,9 +138,9 @@ def within(seconds: float) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class PointPlan:
-    """A point to measure on one start of the server. requests: the most to send; 0: as many as the
-    rate gives. opens: seconds until the window opens; `window`: its length. drain: seconds that its
-    requests may take after it.
+    """The plan of a load level (point) on one start of the server. requests: most requests to send;
+    0: as many as the rate gives. opens: seconds until the window opens. window: its seconds. drain:
+    seconds after the window until its requests are cut off.
     """
 
     name: str
@@ -146,22 +155,23 @@ class PointPlan:
 
     @property
     def key(self) -> str:
-        """Returns the name of the point's file."""
+        """Returns the name of the load level's file."""
         return f"{self.name}.{self.start}"
 
 
 def fewer_than_aimed(settings: Settings, plan: PointPlan) -> bool:
-    """Returns True if `longest` cut an open point's window before `enough` requests came, give or
-    take half a request."""
+    """Returns True if an open-loop load level has fewer than `enough` requests because its window
+    is limited to `longest` seconds. Half a request of difference is ignored."""
     return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """The result of a plan, as the planner needs it. met: goal -> share of first tokens within it;
-    most: the upper end of its 95 % interval. failed: the point could not be measured; it is not
-    tried again and bounds the others. took: seconds of the shape's time, preparation included.
-    loaded: mean seconds from a first token to the end.
+    """The result of a planned load level, as the planner needs it. met: latency goal -> share of
+    requests whose first token came within it. most: goal -> upper end of that share's 95 %
+    interval. failed: the load level could not be measured; it is not tried again, and no higher
+    rate is tried. took: seconds that it took, preparation included. loaded: mean seconds from a
+    first token to the end.
     """
 
     plan: PointPlan
@@ -178,7 +188,7 @@ def failed(plan: PointPlan, goals: Sequence[float], took: float = 0.0) -> PointR
 
 
 def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | None:
-    """Returns the next point, or None when the run is complete."""
+    """Returns the next load level, or None when the run is complete."""
     for start in range(settings.starts):
         done = [each for each in found if each.plan.start == start]
         plan = _next_of(settings, start, done, [each for each in found if each.plan.start == 0])
@@ -188,8 +198,8 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
 
 
 def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
-    """Returns True if the budget has time for the point. The window's last requests are assumed to
-    need as long after it as the first ones before it. The two ends of the curve are always
+    """Returns True if the budget has time for the load level. The time after the window is assumed
+    to be as long as the time before it. The single and the saturation load level are always
     measured."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
@@ -197,7 +207,8 @@ def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> 
 
 
 def _alone(done: Sequence[PointResult]) -> float:
-    """Returns the seconds of a request by itself, from the rate of the single point."""
+    """Returns the duration of a request without others in seconds, from the rate of the single
+    load level."""
     rate = next((each.request_rate for each in done if each.plan.kind == SINGLE), 0.0)
     return 1 / rate if rate > 0 else 0.0
 
@@ -226,8 +237,9 @@ def _next_of(
 
 
 def _at_once(settings: Settings, alone: float) -> PointPlan:
-    """Plans the saturation point. In a hurry it has only as many requests as end in half its time
-    on a server that is GAIN times as fast with many: requests that do not end have no rate."""
+    """Plans the saturation load level. With little time it has fewer requests: as many as end in
+    half its time if the server is GAIN times as fast with many requests as with one. (Requests that
+    do not end give no rate.)"""
     window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
@@ -235,8 +247,7 @@ def _at_once(settings: Settings, alone: float) -> PointPlan:
 
 
 def _end_window(settings: Settings) -> float:
-    """Returns the seconds that each of the curve's two end points may take; without them there is
-    nothing to show."""
+    """Returns the seconds that the single and the saturation load level may take each."""
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 
@@ -244,8 +255,8 @@ def _end_window(settings: Settings) -> float:
 
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans 2, 4, 8, ... requests at a time,
-    until more no longer helps or all would run at once."""
+    """Plans the next closed-loop load level: 2, 4, 8, ... requests at a time, until more of them
+    raise the rate no further or all would run at once."""
     rungs = sorted(
         (each for each in done if each.plan.kind in (SINGLE, CLOSED)),
         key=lambda e: e.plan.concurrency or 1,
@@ -256,11 +267,11 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     if concurrency >= settings.at_once:
         return None
     alone = _alone(done)
-    # seconds of one request among so many, if they end no faster than before
+    # seconds of one request at this concurrency, if the request rate stays as it was
     takes = concurrency / rungs[-1].request_rate
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
     highest = max(each.request_rate for each in done)
-    # one request among many takes as long as all of them
+    # if all run together, one request takes as long as all of them
     drain = max(_drain(settings, done), 2 * concurrency / highest)
     most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # requests a second
     requests = concurrency + math.ceil(most * (opens + window + drain))
@@ -287,10 +298,10 @@ def _drain(settings: Settings, done: Sequence[PointResult]) -> float:
 def bracket(
     settings: Settings, done: Sequence[PointResult], goal: float
 ) -> tuple[float, float | None] | None:
-    """Returns (highest rate that meets the goal, lowest rate that fails it, or None if none
-    failed). Returns None if a single request surely misses the goal. (In a hurry there are only
-    four single requests, and one late one proves nothing.) If a rate above a failing one meets the
-    goal, the failing one counts.
+    """Returns (highest rate that meets the latency goal, lowest rate that fails it, or None if none
+    failed). Rates above a failing one are ignored, even if they meet the goal. Returns None if the
+    single load level misses the goal with 95 % confidence: then no rate can meet it. (A short run
+    has only four single requests; one late one proves nothing.)
     """
     single = next((each for each in done if each.plan.kind == SINGLE), None)
     if single is None or single.most[goal] < settings.quantile:
@@ -308,8 +319,9 @@ def bracket(
 
 
 def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans the middle of the first bracket that is still wide, the loosest goal first, up to the
-    number of bisections for all goals."""
+    """Plans the next open-loop rate: the middle between the rate that meets a latency goal and the
+    rate that fails it, for the first goal where they are not close yet, the loosest goal first.
+    Returns None once all bisections are used up."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
     highest = _digits(max(each.request_rate for each in done))
@@ -329,9 +341,9 @@ def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None
 
 
 def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> PointPlan:
-    """Plans Poisson arrivals at a rate. The window is as long as `enough` requests take, within the
-    bounds, and holds a whole number of requests, so that it issues exactly the named rate. Before
-    it opens, the number of running requests must have reached the rate's level.
+    """Plans Poisson arrivals at a rate. The window is as long as `enough` requests take, within its
+    limits, and has a whole number of requests, so that its rate is exactly the planned one. It
+    opens once the number of running requests should have become steady.
     """
     rate, alone = _digits(rate), _alone(done)
     wanted = _whole(max(settings.enough, rate * settings.window))
@@ -349,15 +361,16 @@ def _whole(requests: float) -> int:
 
 
 def _digits(rate: float) -> float:
-    """Rounds to the three digits used in a point's name."""
+    """Rounds to the three digits used in a load level's name."""
     return float(f"{rate:.3g}")
 
 
 def _loaded(done: Sequence[PointResult], rate: float) -> float:
-    """Returns an upper bound of the seconds from a first token to the end at a rate; 0: unknown.
-    One of N running requests takes base + slope N (a line through the single and the saturation
-    point), and a rate keeps N = rate x that time running (Little's law). Never more than at a
-    higher rate, or at saturation.
+    """Returns an upper bound of the seconds from a request's first token to its end at a request
+    rate; 0: unknown. With N running requests the time is assumed to be base + slope x N, a line
+    through the measured times of the single and the saturation load level. N is the rate times this
+    time (Little's law). The bound is never above the time measured at a higher rate or at
+    saturation.
     """
     single, whole = (
         next((each for each in done if each.plan.kind == kind and not each.failed), None)
@@ -376,7 +389,8 @@ def _loaded(done: Sequence[PointResult], rate: float) -> float:
 
 
 def sides(settings: Settings, done: Sequence[PointResult]) -> set[str]:
-    """Returns the names of the open points next to a crossing."""
+    """Returns the names of the open-loop load levels on both sides of each latency goal's highest
+    rate."""
     names: set[str] = set()
     for goal in settings.goals:
         pair = bracket(settings, done, goal)

@@ -1,4 +1,5 @@
-"""Runs a server, and kills it if the run dies without ending it. It notices by a pipe from the run.
+"""Runs a server and kills it if the bench dies. The guard notices that the bench has died when the
+pipe from it closes.
 
     python -m penstock.bench.process_guard CORES COMMAND...      CORES: `0,2,3` to pin it to, or
     `all`
@@ -19,7 +20,8 @@ def main() -> int:
     if (cores := sys.argv[1]) != "all":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
-        # signals to the group are for the server; a handler is not inherited by it
+        # a signal to the process group is meant for the server; the guard ignores it by a
+        # handler, which the server does not inherit
         signal.signal(each, lambda *_: None)
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
@@ -32,7 +34,7 @@ def main() -> int:
 
 
 def _hold() -> None:
-    """Waits for the end of the pipe, which means that the run was killed; then kills the process
+    """Waits until the pipe closes, which means that the bench was killed; then kills the process
     group, this process included."""
     while os.read(0, 4096):
         pass

@@ -1,4 +1,5 @@
-"""Plans each request's time: turns a point's plan into a load.
+"""Plans when each request is sent. Turns the plan of a point (one load level) into a load: a list
+of requests with their send times.
 
     saturation   all at 0
     single       one after the other
@@ -23,16 +24,17 @@ from penstock.bench.point_planner import OPEN, SATURATION, SINGLE, PointPlan, Se
 from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import UsageError
 
-AT_ONCE = 1e-3  # seconds: length of the window around second 0 at which all requests are meant
+# seconds: length of the window that counts a load whose requests are all sent at second 0
+AT_ONCE = 1e-3
 MOST_ASKS = 200_000
 WARM_SLOTS = 4
-WARM_RATE = 50  # requests a second prepared for a warm-up
+WARM_RATE = 50  # requests prepared per second of a closed-loop warm-up
 
 
 def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], seed: int) -> Load:
-    """Returns the load of a plan. stall: longest silence of a request; applied to the single point
-    only, because a queued request is silent as long as it waits. Raises UsageError for more than
-    MOST_ASKS requests.
+    """Returns the load of a planned load level. stall: most seconds between two events of a
+    request; applied to the single load level only, because a queued request is silent as long as it
+    waits. Raises UsageError for more than MOST_ASKS requests.
     """
     end = plan.opens + plan.window
     until = end + plan.drain
@@ -52,12 +54,13 @@ def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], se
 
 
 def one_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
-    """Returns a load of a single request that enters no figure."""
+    """Returns a load of a single request, which counts for no figure."""
     return Load([next(prompts)], 1, settings.longest, settings.stall, (0.0, settings.longest))
 
 
 def warm_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
-    """Returns a load of a few requests at a time, to warm up a new server; it enters no figure."""
+    """Returns a load of a few requests at a time that warms up a new server; it counts for no
+    figure."""
     seconds = settings.warm_up
     asks = list(islice(prompts, math.ceil(WARM_RATE * seconds)))
     return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))

@@ -1,8 +1,9 @@
-"""Reads a streamed answer (server-sent events) or the body of an error, and finds faults in it. A
-whole answer is checked too: its usage against its events and against the request.
+"""Reads a streamed answer and finds faults in it. The answer is server-sent events, or the body of
+an HTTP error. At its end the reported token counts (usage) are checked against the events and the
+request.
 
-An event is parsed after its arrival was stamped: 0.45 us an event of 250 bytes, by a typed decoder
-that skips unknown fields. Knows OpenAI's bodies; no connection, no clock, no load.
+An event is parsed after its arrival time was taken. Parsing 250 bytes takes 0.45 us: the decoder is
+typed and skips unknown fields. Knows OpenAI's bodies; no connection, no clock, no load.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-# bytes of a server-sent event; a worker may hold one for each of a thousand connections
+# most bytes of a server-sent event; a client process may hold one for each of a thousand
+# connections
 LONGEST_LINE = 256 << 10
 # msgspec's exceptions for hostile bytes
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# marks an answer that the server's limit cut, as against one that ended by itself
+# message about an answer that the server cut at its own limit, not at the requested length
 OWN_LIMIT = "the server ran into a limit of its own"
 _QUOTED = 200  # bytes of a faulty body that a message shows
 _TOLD = 500  # characters of a server's error that a message shows
@@ -115,7 +117,7 @@ class StreamReader:
             try:
                 event = _event(memoryview(data)[6:])
             except NOT_JSON:
-                pass  # several events, or a broken one: the code below finds out
+                pass  # data has several events, or a broken one: the code below handles both
             else:
                 self._take(event, now)
                 return
@@ -227,8 +229,9 @@ class ErrorReader(StreamReader):
 def judge(
     answer: StreamReader, asked_prompt: int, asked_output: int, most_output: int = -1
 ) -> tuple[str, str] | None:
-    """Returns (outcome, message) for a faulty answer, None for a good one. asked_*: requested
-    tokens; -1: no fixed length. most_output: most tokens of all samples together."""
+    """Returns (outcome, message) for a faulty answer, None for a good one. asked_prompt,
+    asked_output: tokens that the workload planned; -1: no fixed length. most_output: most output
+    tokens of all samples together."""
     if answer.fault is not None:
         return answer.fault
     usage = answer.usage

@@ -1,16 +1,15 @@
-"""A run's folder: its settings, the finished points and the failures. A stopped run continues from
-it.
+"""The folder of a run. It has the run's settings, the finished points (load levels) and the
+failures. A stopped run continues from it.
 
     run.json               the run's name, its settings (another run's folder is refused), its
-    points
-                           and failures
-    points/KEY.parquet     a point's samples on one start of the server; written before run.json
-                           names the point
-    points/KEY.failed.parquet   the samples of a failed point; they enter no figure
+                           load levels and failures
+    points/KEY.parquet     a load level's samples on one start of the server; written before
+                           run.json names the load level
+    points/KEY.failed.parquet   the samples of a failed load level; they count for no figure
     server-N.log           the log of each server process
     raw.parquet, record.json, table.txt, report/     made from the above
 
-Knows files; not how a point is measured.
+Knows files; not how a load level is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point on one start: its result for the planner, and the client's own measurements."""
+    """A load level measured on one server start: its result for the planner, and the client's own
+    measurements."""
 
     result: PointResult
     look: ClientHealth
@@ -42,7 +42,8 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedPoint:
-    """A point that could not be measured; result None: no point could be measured."""
+    """A load level that could not be measured. result None:
+    no load level at all could be measured."""
 
     failure: PointFailure
     result: PointResult | None = None
@@ -61,13 +62,13 @@ class RunState(BaseModel):
 
     @property
     def found(self) -> list[PointResult]:
-        """Returns the results of all tried points, for the planner."""
+        """Returns the results of all tried load levels, for the planner."""
         lost = [one.result for one in self.failures if one.result is not None]
         return [one.result for one in self.points] + lost
 
 
 class RunFolder:
-    """Open for one process at a time; `close` releases it."""
+    """A run's folder, locked for this process; `close` releases the lock."""
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         """Opens or makes the folder. Raises UsageError when it holds another run, is open
@@ -89,7 +90,8 @@ class RunFolder:
             ) from error
         self.state = self._begun(asked)
         self.state.opened += 1
-        # Forget servers that did not start or took no request: the cause may be fixed by now.
+        # Forget failures of servers that did not start or answered no request: the cause may be
+        # fixed by now.
         self.state.failures = [one for one in self.state.failures if one.result is not None]
         self._save()
 
@@ -132,8 +134,8 @@ class RunFolder:
         return self.path / "points" / f"{one.result.plan.key}.parquet"
 
     def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
-        """Stores a failure. samples: the failed point's samples, kept for inspection; they enter no
-        figure."""
+        """Stores a failure. samples: the failed load level's samples, kept for inspection; they
+        count for no figure."""
         if one.result is not None and samples is not None and len(samples):
             with room(self.path):
                 write_parquet(

@@ -1,6 +1,6 @@
-"""Runs a load: shares planned requests out to k client processes and returns their results as
-samples, in order. Knows shares and columns; not the requests' content (workload.py) nor a run's
-points (point_planner.py).
+"""Runs a load over k client processes. It divides the planned requests among them and returns the
+results as samples, in order. Knows shares and columns; not the requests' content (workload.py) nor
+a run's load levels (point_planner.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import Hear, WorkerPool
 from penstock.bench.worker_protocol import Load, RequestResult, WorkerResult, WorkerSpec
 
-# most connections of an open loop opened in advance, unless more requests start at once
+# most connections that an open loop opens in advance, unless more requests are sent at once
 OPENED = 256
 
 
 @dataclass(frozen=True)
 class ClientReport:
-    """The clients' own measurements of a point. busy: CPU share of the busiest process. late_limit:
-    the highest acceptable late_p99. troubles: outcome -> one of its messages. cpu: seconds of all
-    processes.
+    """The client processes' measurements of themselves at one load level. lag_p99: event loop lag
+    in seconds. busy: CPU share of the busiest process. late_p99: delay of sending in seconds;
+    late_limit: its highest acceptable value. troubles: outcome -> one of its error messages. cpu:
+    CPU seconds of all processes.
     """
 
     lag_p99: float
@@ -42,8 +43,9 @@ class ClientReport:
     troubles: dict[str, str] = field(default_factory=dict)
 
     def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> ClientHealth:
-        """Returns the record's form of this report. Its headroom is the smaller of events' and
-        requests', given a calibrated ceiling."""
+        """Returns this report as a benchmark record has it. ceiling_*: calibrated limits per
+        second; None: not calibrated. The headroom is the smaller of those for events and for
+        requests."""
         asked = (
             (ceiling_events, self.events_per_second),
             (ceiling_requests, self.requests_per_second),
@@ -69,9 +71,10 @@ def run_load(
     pool: WorkerPool | None = None,
 ) -> tuple[Samples, ClientReport]:
     """Sends a load's requests and collects the answers. A failed request is a row of the samples,
-    whatever the reason; a request that was never due has none. progress: called a few times a
-    second; when it returns True, the point ends and running requests are unfinished. pool: client
-    processes shared with other loads. Raises EngineError when a client process ends by itself.
+    whatever the reason; a request that the load level's end made superfluous has none. progress:
+    called a few times a second; when it returns True, the load level ends and running requests are
+    unfinished. pool: client processes shared with other loads. Raises EngineError when a client
+    process ends by itself.
     """
 
     with nullcontext(pool) if pool is not None else WorkerPool() as clients:
@@ -81,8 +84,9 @@ def run_load(
 
 
 def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
-    """Divides the requests: request i goes to process i modulo k, so that each process offers a
-    k-th of the rate. A closed loop has no more processes than slots; slots are divided too."""
+    """Divides the requests among k processes: request i goes to process i modulo k, so that each
+    has a k-th of the rate. A closed loop has no more processes than slots; its slots are divided
+    too."""
     count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
     opened = beforehand(load)
     specs = []
@@ -104,8 +108,9 @@ def _share(whole: int, at: int, count: int) -> int:
 
 
 def beforehand(load: Load) -> int:
-    """Returns the number of connections to open before the point: in a closed loop one a slot; in
-    an open loop one for each request of the first tenth of a second, and some more."""
+    """Returns the number of connections to open before the load level begins. In a closed loop it
+    is one per slot; in an open loop one for each request of the first tenth of a second, and some
+    more."""
     if load.closed is not None:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)
@@ -157,5 +162,6 @@ def see(samples: Samples, parts: list[WorkerResult], begin: float) -> ClientRepo
 
 
 def _p99(values: npt.NDArray[Any]) -> float:
-    """Returns the 99th percentile, at least 0: a timer may be early."""
+    """Returns the 99th percentile of the values, at least 0 (a delay is negative if a timer fired
+    early)."""
     return max(0.0, float(np.quantile(values, 0.99))) if len(values) else 0.0

@@ -1,7 +1,7 @@
-"""The report of a run: a table in the terminal and in table.txt, and the almanac's page of its
-record.
+"""The report of a run. It is a table in the terminal and in table.txt, and the almanac's page of
+its record.
 
-Knows a record; the almanac derives every number.
+Knows a benchmark record; the almanac derives every number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SHORT_RUN = "short: windows, counts or starts below the method's; read it as a h
 
 
 def print_table(record: Record, out: TextIO) -> None:
-    """Prints a run's points, one a line, with 95 % intervals; then the goals, the failures, and the
-    meaning of the marks."""
+    """Prints a run's load levels, one a line, with 95 % intervals; then the latency goals, the
+    failures, and the meaning of the marks."""
     table = Table(box=box.SIMPLE_HEAD, title=title(record), title_justify="left", pad_edge=False)
     goals = [f"< {goal:g} s" for goal in record.method.goals]
     columns = (
@@ -72,8 +72,8 @@ def print_table(record: Record, out: TextIO) -> None:
 
 
 def costs(record: Record) -> list[str]:
-    """Returns the cost of requests and tokens at the given price, and, with several GPUs, one GPU's
-    part of the highest rate."""
+    """Returns lines with the cost of requests and tokens at the machine's price, and, with several
+    GPUs, one GPU's part of the highest rate."""
     price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
     whole = next(
         (point for point in record.points if point.kind == "saturation" and not point.client.short),
@@ -81,7 +81,7 @@ def costs(record: Record) -> list[str]:
     )
     if whole is None:
         return []
-    # a lower bound of a rate gives an upper bound of the cost
+    # the low end of a rate gives the high end of its cost
     rates, least = (
         whole.figures,
         cut_off(whole),
@@ -106,7 +106,7 @@ def costs(record: Record) -> list[str]:
 
 
 def ordered(points: Sequence[Point]) -> list[Point]:
-    """Sorts points by kind, then by their load."""
+    """Sorts load levels by kind, then by their load."""
     kinds = ("saturation", "single", "closed", "open")
     return sorted(
         points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, offered(point))
@@ -138,7 +138,8 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
 
 
 def _met(goal: Goal | None) -> str:
-    """Returns a share with enough digits to tell it from 95 % and 100 %."""
+    """Returns the share of requests that met a latency goal as text, with enough digits to tell it
+    from 95 % and 100 %."""
     return "-" if goal is None else f"{goal.share:.1%} [{goal.low:.1%}, {goal.high:.1%}]"
 
 
@@ -147,8 +148,8 @@ def _letter(at: int) -> str:
 
 
 def rate(value: Interval | None, digits: int, cut: bool) -> str:
-    """Returns a rate as text. cut: the point was cut off by its time limit, so its upper end is
-    unknown and the text begins with ≥."""
+    """Returns a rate as text. cut: the load level was cut off by its time limit, so its upper end
+    is unknown and the text begins with ≥."""
     if value is None:
         return "-"
     told, low, high = (
@@ -165,7 +166,7 @@ def _middle(spread: Spread | None, name: str, times: float, digits: int) -> str:
 
 
 def write_report(folder: RunFolder, record: Record) -> Path:
-    """Writes table.txt and the almanac's page of this record; returns the page's path."""
+    """Writes table.txt and the almanac's page of this benchmark record; returns the page's path."""
     text = io.StringIO()
     print_table(record, text)
     folder.write("table.txt", text.getvalue())

@@ -1,5 +1,5 @@
-"""The specification of a run: the server and its model, the shapes, the settings; and its
-fingerprint.
+"""The specification of a run. It holds the server and its model, the workload shapes and the
+settings. A fingerprint of these tells whether a stopped run may be continued.
 
 Knows words and numbers; starts nothing and reads no file.
 """
@@ -58,9 +58,9 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The arguments of `bench run`. machine: the server's machine. ceiling: the clients' rates
-    against a server that does nothing; None: not calibrated. price: dollars an hour of the machine.
-    configuration: a word for the options. commit: the last commit of the measuring sources.
+    """The arguments of `bench run`. machine: the server's machine. ceiling: the client's calibrated
+    limits (calibrate.py); None: not calibrated. price: dollars an hour of the machine.
+    configuration: a name for the set of options. commit: the last commit of the measuring sources.
     """
 
     subject: ServerSpec
@@ -78,13 +78,13 @@ class RunSpec:
     @property
     def short(self) -> bool:
         """Returns True if the run is below the full method. A server that somebody else started has
-        only one start, which does not count against it."""
+        a single start; that alone does not make the run short."""
         return self.settings.below_full(starts=self.subject.peer is not None)
 
 
 def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
-    """Returns the values that a folder's points depend on. A run continues in a folder only if all
-    of them are the same."""
+    """Returns the settings that measured load levels depend on. A run continues in a folder only if
+    all of them are equal to the folder's."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {

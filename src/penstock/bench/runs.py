@@ -1,7 +1,7 @@
-"""`penstock bench run`: measures shapes one after the other, each into its folder, with live
-progress; prints a table at the end.
+"""`penstock bench run`: measures workload shapes one by one. Each goes into its own folder, with
+live progress; a table is printed at the end.
 
-Knows the order of the steps; other files do each.
+Knows the order of the steps; each step has its own file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from penstock.errors import EngineError
 
 
 def run_all(run: RunSpec) -> list[Record]:
-    """Returns the records, which are also written. Raises EngineError at the end if nothing could
-    be measured, and at once if a server that somebody else started is gone. An interrupt ends the
-    server, keeps the finished points, and says how to continue.
+    """Measures the run's workload shapes; writes and returns a benchmark record of each. Raises
+    EngineError at the end if nothing could be measured, and at once if a server that somebody else
+    started is gone. An interrupt ends the server, keeps the finished load levels, and says how to
+    continue.
     """
     try:
         with away_from(list(run.subject.cores)):

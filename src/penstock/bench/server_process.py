@@ -1,6 +1,6 @@
-"""A server in its own process group: started by a command, polled until it serves, and ended, by a
-guard process if the run is killed. Its log is kept. Knows a command, a port and HTTP's GET; not the
-engine.
+"""A server in its own process group. It is started by a command and polled until it serves. If the
+bench is killed, a guard process ends the server. Its log is kept. Knows a command, a port and
+HTTP's GET; not the engine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.children.spawn import how_ended
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
-# seconds to wait until it serves; seconds between two polls
+# seconds to wait until the server answers; seconds between two polls
 LOAD_PATIENCE, BETWEEN = (600.0, 0.1)
 STOP_PATIENCE = 15.0
-LOG_TAIL = 4000  # characters
+LOG_TAIL = 4000  # characters of a log's end that are kept
 LONGEST_BODY = 16 << 20  # bytes of a server's answer to a GET
 
 

@@ -1,5 +1,6 @@
-"""The crossing of each goal in a record: the rate up to which first tokens come in time. Also the
-offered rates, and which rates are lower bounds. Knows records alone.
+"""The highest rate that meets each latency goal. A goal's crossing is the request rate up to which
+first tokens come within the goal's seconds. Also reports the offered rates, and which rates are
+lower bounds. Knows records alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ RANKED = " and can be ranked"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The crossing of one goal. kept: the rates up to which first tokens come within `seconds`.
-    barred: offered rates of points whose client was short, which say nothing about the server.
-    unserved: offered rates of points in which nothing was served: the goal was neither kept nor
+    """The highest rate that meets one latency goal. kept: that rate with its interval. barred:
+    rates of load levels that are left out because the client was the possible bottleneck. unserved:
+    rates of load levels in which no request ended, so that the latency goal was neither met nor
     missed.
     """
 
@@ -38,7 +39,7 @@ class Crossing:
 
     @property
     def none(self) -> str:
-        """Returns the reason why no rate keeps the goal, if none does."""
+        """Returns the reason why no rate meets the latency goal, if none does."""
         missed = self.kept.missed
         if missed is None and self.unserved:
             rates = ", ".join(in_three(rate) for rate in sorted(self.unserved))
@@ -50,7 +51,8 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Returns the crossing of each goal, from the open points whose client was not short."""
+    """Returns the highest rate for each latency goal, from the open-loop load levels whose client
+    was not short (no bottleneck)."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
@@ -80,13 +82,13 @@ def in_three(rate: float) -> str:
 
 
 def offered(point: Point) -> float:
-    """Returns the requests a second that an open point's window issued; 0 for a point of another
-    kind."""
+    """Returns the requests a second that were sent in an open-loop load level's window; 0 for a
+    load level of another kind."""
     return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
 
 
 def cut_off(point: Point) -> bool:
-    """Returns True if the point ran into its time limit before its end, so that its rates are lower
-    bounds. (In a steady window the rates already include requests that the point's end cuts off.)
+    """Returns True if the load level's time limit cut off its requests, so that its rates are lower
+    bounds. (The rates of a steady window include cut requests, so they are no lower bounds.)
     """
     return point.opens is None and point.outcomes.get("unfinished", 0) > 0

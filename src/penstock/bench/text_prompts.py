@@ -1,5 +1,5 @@
-"""Makes texts of an exact number of tokens, for servers that take no ids. The server's `usage`
-confirms each length.
+"""Makes prompts of an exact number of tokens. They are for servers that take no token ids. The
+server's `usage` confirms each length.
 
 Knows a tokenizer.json; no server.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TRIES = 60
-FEWEST = 100  # words needed so that no two texts begin alike
+FEWEST = 100  # least number of usable words, so that no two texts begin alike
 
 
 class TextPrompts:
@@ -75,8 +75,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Returns words with a leading space that are one token each, so that a text of k words has k
-    tokens."""
+    """Returns the ASCII words of the vocabulary that are one token each with a leading space. A
+    text of k of them usually has k tokens."""
     pieces = (tokenizer.decode([number]).strip() for number in range(tokenizer.get_vocab_size()))
     spaced = sorted({f" {piece}" for piece in pieces if piece.isascii() and piece.isalpha()})
     encoded = tokenizer.encode_batch(spaced, add_special_tokens=False)

@@ -1,9 +1,9 @@
-"""Converts a result file of `vllm bench serve --save-result --save-detailed` to samples and to a
-record of the almanac.
+"""Imports result files of `vllm bench serve`. A file written with --save-result --save-detailed
+becomes samples and a benchmark record.
 
 Values that the file lacks stay unknown and are marked: intended starts, the client's ceiling (so no
-point is ranked), the machine (the user states it), cached tokens. Generated texts are ignored.
-Field meanings follow vLLM's sources (vllm/benchmarks/serve.py, 2025 and 2026).
+load level is ranked), the machine (the user states it), cached tokens. Generated texts are ignored.
+Fields are read as vLLM's sources define them (vllm/benchmarks/serve.py, 2025 and 2026).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from penstock.errors import RecordError
 Kind = Literal["saturation", "single", "open", "closed"]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-LARGEST_RESULT = 4 << 30  # bytes of a file; a token takes a number of 20 characters in it
-# Words in its errors (one traceback a failed request) -> outcome.
+LARGEST_RESULT = 4 << 30  # most bytes of a file; each token has a number of 20 characters in it
+# Outcome of a failed request, and words that its traceback in the file has.
 _FAULTS = (
     ("refused", ("ClientConnectorError", "ConnectionRefused", "Cannot connect")),
     ("stalled", ("TimeoutError", "ServerTimeout")),
@@ -61,8 +61,8 @@ _FAULTS = (
 
 
 class VllmResult(msgspec.Struct):
-    """One result of the file, which becomes a point. Its lists have an entry a request; a failed
-    request has 0 output tokens."""
+    """One result of the file, which becomes a load level. Its lists have one entry per request; a
+    failed request has 0 output tokens."""
 
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{8}-\d{6}$")]
     input_lens: list[Tokens]
@@ -70,7 +70,8 @@ class VllmResult(msgspec.Struct):
     ttfts: list[Seconds]
     itls: list[list[Seconds]]
     errors: list[Any]
-    # 0: never sent; old files lack it, and a saturation point does not need it
+    # send time of each request; 0: never sent. Old files lack it, and a saturation load level does
+    # not need it
     start_times: list[Seconds] = []
     # seconds that the client held requests back, if the file has them
     queue_times: list[float] | None = None
@@ -143,7 +144,8 @@ def record_of(
     price: float | None = None,
 ) -> Record:
     """Writes the samples to `raw` and makes their record. Raises RecordError for results of
-    different models, which need separate records, and for numbers outside a record's ranges."""
+    different models, which need separate records, and for numbers outside a benchmark record's
+    ranges."""
     models = {result.model_id or "unknown" for result in results}
     if len(models) > 1:
         raise RecordError(
@@ -201,7 +203,7 @@ def record_of(
 
 
 def _names(results: Sequence[VllmResult]) -> list[str]:
-    """Returns the points' names, each unique."""
+    """Returns the load levels' names, each unique."""
     names: list[str] = []
     for result in results:
         name = {

@@ -1,5 +1,5 @@
-"""The client processes of loads: starts them, sends their specs and the start, and collects their
-results.
+"""The pool of client processes. Starts them, sends each its share of the requests and the start
+signal, and collects the results.
 
 Knows processes and messages; not the content of results.
 """
@@ -29,13 +29,14 @@ from penstock.bench.worker_protocol import (
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError
 
-LEAD = 0.05  # seconds between the start message and the point's begin
-PATIENCE = 60.0  # seconds for a client process to start, or to return its result after the point
+LEAD = 0.05  # seconds from the start message to the instant at which the load level begins
+# seconds for a client process to start, or to return its result after the load level
+PATIENCE = 60.0
 COUNTS = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
 
 
 class LoadProgress(WorkerProgress):
-    """Progress of all processes together, `seconds` after the point's begin. firsts: first-token
+    """Progress of all processes together, `seconds` after the load level began. firsts: first-token
     times of requests that ended since the last progress. asked: number of requests of the whole
     load."""
 
@@ -43,7 +44,7 @@ class LoadProgress(WorkerProgress):
     asked: int = 0
 
 
-Hear = Callable[[LoadProgress], bool | None]  # returning True ends the point
+Hear = Callable[[LoadProgress], bool | None]  # returning True ends the load level
 
 
 class WorkerProcess(NamedTuple):
@@ -53,8 +54,8 @@ class WorkerProcess(NamedTuple):
 
 
 class WorkerPool:
-    """Client processes for load after load; leaving the context ends them. begin: the begin of the
-    last load."""
+    """Client processes that run one load after another; leaving the context ends them. begin: the
+    instant at which the last load began."""
 
     def __init__(self) -> None:
         self.begin = 0.0
@@ -65,7 +66,7 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         for process, channel, errors in self._all:
-            process.kill()  # a process that returned its result has nothing left to do
+            process.kill()  # no effect on the result, which the process has already returned
             process.wait()
             channel.close()
             errors.close()
@@ -114,7 +115,7 @@ class WorkerPool:
                 }
                 now = LoadProgress(**counts, firsts=message.firsts, seconds=seconds, asked=asked)
                 enough = (hear is not None and hear(now)) or enough
-            # The window is over, and no process has a running request of it.
+            # True once the window is over and none of its requests is running
             done = seconds >= specs[0].load.window[1] and all(
                 each in parts or (each in news and not news[each].waiting) for each in workers
             )
@@ -126,7 +127,7 @@ class WorkerPool:
 
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
-    # the process has ended: `_next` reports its last words
+    # if the process has ended, `_next` reports why
     with suppress(BrokenPipeError, ConnectionResetError):
         send(worker.channel, message)
 

@@ -1,4 +1,5 @@
-"""The messages between the load and its client processes: typed msgpack over a pair of sockets.
+"""Messages between the bench and its client processes. They are typed msgpack over a pair of
+sockets.
 
     load                      client
       Spec  ────────────────▶   its share of the requests
@@ -24,9 +25,9 @@ from penstock.children import frames
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request and its time. intended: seconds from the point's begin; NaN in a closed loop, where
-    a free slot takes it. asked_*: requested tokens; -1: no fixed length. most_output: most tokens
-    of all samples together; -1: unknown.
+    """A request and its time. intended: seconds from the load level's begin; NaN in a closed loop,
+    where a free slot takes it. asked_*: requested tokens; -1: no fixed length. most_output: most
+    tokens of all samples together; -1: unknown.
     """
 
     intended: float
@@ -69,13 +70,14 @@ class WorkerStop(msgspec.Struct, tag=True):
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Tells the load that the connections are open."""
+    """Tells the parent that the connections are open."""
 
 
 class WorkerProgress(msgspec.Struct, tag=True):
-    """Totals so far. failed: without unfinished requests. firsts: first-token times (since the
-    intended start) of requests that ended since the last message, 200 at most. waiting: requests of
-    the window that have not ended or may still come.
+    """Counts since the load level began. failed: failed requests, without those that the load
+    level's end cut off. firsts: first-token times (since the intended start) of requests that ended
+    since the last message, 200 at most. waiting: requests of the window that have not ended or may
+    still come.
     """
 
     sent: int = 0
@@ -91,7 +93,7 @@ class WorkerProgress(msgspec.Struct, tag=True):
 
 class RequestResult(msgspec.Struct, array_like=True):
     """The result of a request at the end of a point: a row of its samples. number: the request's
-    index in the load. Instants are seconds since the point's begin; NaN: not reached. gaps:
+    index in the load. Instants are seconds since the load level's begin; NaN: not reached. gaps:
     float32, as bytes. Tokens are the server's usage; -1: not given.
     """
 
@@ -109,11 +111,11 @@ class RequestResult(msgspec.Struct, array_like=True):
 
 
 class WorkerResult(msgspec.Struct, tag=True):
-    """One process's requests, without those that were never due.
+    """The results of one process's requests; requests that were never sent are left out.
 
     lags: lateness of each tick of the event loop, float32 seconds. late: seconds from a request's
     intended start until it was taken up, float32. troubles: outcome -> its first message. cpu,
-    wall: seconds of the point.
+    wall: seconds of the load level.
     """
 
     requests: list[RequestResult]

@@ -1,14 +1,15 @@
-"""The requests for a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
+"""Workload shapes and the requests made from them. Requests are bodies for OpenAI's
+/v1/completions. Names of shapes:
 
     128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
     monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out,
                            in one request
-    monkeys[:N]@ROWS.jsonl the same with the questions of a GSM8K-form file as prompts
-    FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and
-                           length
+    monkeys[:N]@ROWS.jsonl the same with the questions of a file in GSM8K's format
+    FILE.json              a file in ShareGPT's format: a conversation's first two turns give
+                           prompt and length
 
 Prompts of ids differ in their first block across runs and requests, so that no server answers from
-a cache. Knows forms; no connection, no clock.
+a cache. Knows the formats of shapes, files and bodies; no connection, no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SUITES = {
 MONKEYS_SAMPLES = 64
 MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
 QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
-LETTERS = 4  # characters a token, for the mean lengths of a dataset's record
+LETTERS = 4  # characters per token, to estimate the mean lengths of a dataset
 TEMPERATURE = 1.0
 FIRST_ID = 16  # ids below are mostly special tokens
 NO_LENGTH = -1
@@ -44,9 +45,9 @@ Draw = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output
-    tokens). input, output: tokens; for a dataset the means, estimated from the texts' lengths.
-    source: the dataset's file.
+    """A workload shape. kind: as in a benchmark record (ShapeInfo). n: samples per request. rows:
+    (prompt, output tokens) of a dataset. input, output: tokens; for a dataset the means, estimated
+    from the texts' lengths. source: the dataset's file.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """A server's form of requests: its model name and vocabulary, whether it takes ids, further
-    fields that it needs ("{output}" in a text stands for the number of tokens), and fields that it
-    refuses."""
+    """Format of the requests that a server takes: the model's name and vocabulary size, whether
+    prompts may be token ids, further fields to send ("{output}" in a text stands for the number of
+    tokens), and fields to leave out."""
 
     model: str
     vocabulary: int
@@ -72,7 +73,7 @@ class RequestStyle:
 
 
 def workload(name: str) -> Workload:
-    """Returns a shape by its name. Raises UsageError."""
+    """Returns a workload shape by its name. Raises UsageError."""
     if exact := _EXACT.match(name):
         return Workload(name, "exact", int(exact[1]), int(exact[2]))
     if monkeys := _MONKEYS.match(name):
@@ -98,7 +99,7 @@ def workload(name: str) -> Workload:
 
 
 def named(shapes: list[str], suite: str | None) -> list[Workload]:
-    """Returns the given shapes, then the suite's. Raises UsageError if there is none."""
+    """Returns the given workload shapes, then the suite's. Raises UsageError if there is none."""
     if suite is not None and suite not in SUITES:
         raise UsageError(
             f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite"
@@ -122,8 +123,9 @@ def prompts(
     salt: str,
     texts: Callable[[int, Draw], Iterator[str]],
 ) -> Iterator[PlannedRequest]:
-    """Yields requests endlessly, without times. salt: names the run and the point; another salt
-    gives other prompts. texts: makes texts of a number of tokens, for a server that takes no ids.
+    """Yields requests endlessly, without times. salt: names the run and the load level; another
+    salt gives other prompts. texts: makes texts of a number of tokens, for a server that takes no
+    ids.
     """
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:

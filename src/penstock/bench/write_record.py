@@ -1,7 +1,7 @@
-"""Makes a run's record from its folder: everything needed to repeat the run, and the figures that
-the almanac derives.
+"""Makes a benchmark record from a run's folder. The record has everything needed to repeat the run,
+and the figures that the almanac derives.
 
-Knows the folder and the form of a record; measures nothing.
+Knows the folder and the format of a record; measures nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
-# endings of files whose content a record may hold
+# endings of files whose content a benchmark record may hold
 CONFIGURATIONS = (
     ".json",
     ".yaml",
@@ -58,12 +58,12 @@ LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of a file, and of a line
 HOUSE = Path(__file__).parent.parent  # the package
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
-# matches folders of an absolute path, but not parts of a URL
+# matches the folders of an absolute path, but no part of a URL
 _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")
 
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
-    """Writes raw.parquet and record.json from the folder's points and failures."""
+    """Writes raw.parquet and record.json from the folder's load levels and failures."""
     measured = folder.state.points
     raw, points = None, []
     if measured:
@@ -94,7 +94,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
 def _point(
     run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]
 ) -> Point:
-    """Makes one point from all starts that measured it."""
+    """Makes one load level of the benchmark record from all server starts that measured it."""
     plan = starts[0].result.plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
@@ -117,8 +117,8 @@ def _point(
 
 
 def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
-    """Joins the client's measurements of a point on several starts: the worst counts. If one start
-    was before the calibration, all are judged as uncalibrated."""
+    """Joins the client's measurements of a load level on several server starts: the worst values
+    count. If one start has no calibrated headroom, the result has none."""
     rooms, busy = (
         [look.headroom for look in looks if look.headroom is not None],
         max(look.busy for look in looks),
@@ -205,8 +205,8 @@ def _client(run: RunSpec) -> ClientInfo:
 
 
 def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
-    """Returns the method as carried out. If time or failures ended the run, it names the starts
-    that took place, and the run is a short one."""
+    """Returns the method as it was carried out. If time or failures ended the run, it has the
+    number of server starts that took place, and the run is marked short."""
     settings = run.settings
     plans = [one.result.plan for one in state.points]
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
@@ -352,7 +352,8 @@ def archived(file: Path) -> str | None:
 
 
 def word(text: str) -> str:
-    """Returns the text as a record's Word: odd characters replaced, never empty."""
+    """Returns the text in the format of a benchmark record's `Word`: other characters replaced,
+    never empty."""
     return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
@@ -362,6 +363,6 @@ def plain(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Returns the text on one line; a text too long for a record ends in an ellipsis."""
+    """Returns the text on one line; a text too long for a benchmark record ends in an ellipsis."""
     told = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return told if len(told) <= LONGEST_LINE else told[: LONGEST_LINE - 1] + "…"

@@ -1,7 +1,8 @@
-"""BuildState: the folder `.build` of a running build: its options, and each stage's result.
+"""BuildState: the folder `.build` of a running build. It holds the build's options and each
+finished stage's result.
 
-A stage's result is a JSON file, written whole at the stage's end; the same command continues behind
-the last result. Knows files; not the stages' work.
+A stage's result is a JSON file, written whole at the stage's end; running the same command again
+continues after the last finished stage. Knows files; not the stages' work.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Result = dict[str, Any]
 
 
 class BuildState:
-    """Used as `with BuildState(out, asked) as state`, then `state.stage(name, make)` for each
-    stage.
+    """The folder of a running build. Used as `with BuildState(out, asked) as state`, then
+    `state.stage(name, make)` for each stage.
 
     asked: the options that must be equal for a build to continue. Raises UsageError when the folder
     holds something else, another build, or a build that another process runs; JournalError or
@@ -63,8 +64,8 @@ class BuildState:
         os.close(self._lock)
 
     def _is_nothing_lost(self, error: BaseException) -> bool:
-        """Returns True if the folder may be deleted after an error: no long stage has ended, or an
-        option was refused before anything was written."""
+        """Returns True if the folder may be deleted after `error`: no long stage has finished, or
+        an option was refused before anything was written."""
         refused = isinstance(error, UsageError) and [*self.out.iterdir()] == [self.folder]
         return refused or self.known("work") is None
 
@@ -91,11 +92,11 @@ class BuildState:
         write_whole(self.folder / f"{name}.json", json.dumps(result).encode())
 
     def finish(self) -> None:
-        """Deletes the folder; the manifest holds everything in it."""
+        """Deletes the folder `.build`; its results are in the manifest by now."""
         shutil.rmtree(self.folder)
 
     def _check_empty(self, retune: bool) -> None:
-        """Raises UsageError when a build would write among files that no build wrote."""
+        """Raises UsageError if the output folder has files that no build wrote."""
         if (self.out / MANIFEST).exists() and not retune:
             self._end_finishing()
             raise UsageError(
@@ -118,8 +119,8 @@ class BuildState:
             )
 
     def _end_finishing(self) -> None:
-        """Deletes the leftovers of a build that was killed after writing its manifest; not those of
-        a retune, nor of a running build."""
+        """Deletes the folder `.build` of a build that was killed after writing its manifest; keeps
+        that of a retune or of a running build."""
         if not self.folder.is_dir() or self.is_retune(self.known("asked") or {}):
             return
         try:

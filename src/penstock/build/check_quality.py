@@ -1,14 +1,14 @@
-"""The quality check: how far the built model's distributions are from the unbuilt model's, on texts
-of the work.
+"""The quality check of a built model. It compares the built model's token distributions with the
+unbuilt model's, on texts of the workload.
 
     score_source    the unbuilt model answers the sample greedily; its most likely tokens at every
                     position are stored
     score_built     the built model at the same positions: agreement, KL
     find_costly     past the bound: KL of the unbuilt model with one built matrix, for each matrix
 
-KL is over the unbuilt model's KEPT most likely tokens, with all other tokens as one outcome. So it
-is at most the exact KL, and lower by the differences among the other tokens. Knows models and
-positions; an engine only to draw the answers.
+The KL divergence is computed over the unbuilt model's KEPT most likely tokens, with all other
+tokens joined into one outcome. So it is at most the exact KL; the differences among the other
+tokens are missing. Knows models and positions; an engine only to draw the answers.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
 from penstock.status_line import Bar
 
-KEPT = 256  # most likely tokens stored at a position
+KEPT = 256  # number of most likely tokens stored at a position
 # number of texts; most tokens of an answer, and of a text
 TEXTS, ANSWER, LONGEST = (32, 128, 1024)
-OWN_WORDS = 256  # tokens of a text that the model draws itself, for a work that is a shape
+OWN_WORDS = 256  # tokens of a text that the model writes itself, if the workload has no real texts
 SLICE = 128  # positions whose logits are in memory at once
 REFERENCE = "reference.npz"
 UNBUILT: dict[str, Value] = {
@@ -56,7 +56,8 @@ UNBUILT: dict[str, Value] = {
     "kv_cache_dtype": "auto",
     "mamba_ssm_cache_dtype": "auto",
 }
-LOOKED_AT, COSTLY = 1024, 8  # positions on which each matrix is scored; number of matrices named
+# number of positions on which each matrix is scored; number of costly matrices in the error message
+LOOKED_AT, COSTLY = 1024, 8
 
 
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
@@ -92,8 +93,8 @@ def score_built(
     options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]
 ) -> Result:
     """Compares the built model with the unbuilt model's stored distributions. Runs in a stage
-    process. engine, tunables: the decisions. Returns the fields of Quality and the manifest's
-    scales of K and V, which are measured on the sample.
+    process. engine, tunables: the chosen option values and kernel parameters. Returns the fields of
+    Quality and the manifest's scales of K and V, which are measured on the sample.
     """
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
@@ -121,8 +122,9 @@ def score_built(
 
 
 def find_costly(options: dict[str, Any], folder: str) -> Result:
-    """Returns matrix -> KL, with only that matrix as built, for the COSTLY most costly ones, on the
-    first texts. Holds both models in memory. Runs in a stage process."""
+    """Returns matrix name -> KL of the unbuilt model with only that matrix replaced by the built
+    one, for the COSTLY matrices with the largest KL. Uses the first texts; holds both models in
+    memory. Runs in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     out = Path(asked.out)
     texts, reference = _reference(out)
@@ -160,8 +162,8 @@ def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:
 
 @dataclass(slots=True)
 class _Kept:
-    """Distributions at n positions of texts: [n, KEPT] the most likely tokens and their logprobs,
-    [n] the logprob of all other tokens together."""
+    """The unbuilt model's distributions at n positions: the most likely tokens and their logprobs
+    [n, KEPT], and the logprob of all other tokens together [n]."""
 
     ids: Tensor
     logprobs: Tensor
@@ -171,8 +173,9 @@ class _Kept:
 def draw_texts(
     asked: BuildOptions, folder: Path, works: list[WorkSample], *, more: int = 0
 ) -> list[list[int]]:
-    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's random
-    ids are no real text: for a shape the model writes texts itself, beginning with one token.
+    """Returns texts as token ids: the workload's prompts with the model's greedy answers. A
+    workload given as a shape has no real prompts, so the model writes texts itself, beginning with
+    one token.
 
     more: the number of further texts to return instead, from other prompts where there are any, and
         sampled, not greedy.
@@ -219,8 +222,8 @@ def draw_texts(
 
 
 def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
-    """Returns one work's share of the prompts, spread evenly. more: if not 0, the number
-    of other prompts to return instead."""
+    """Returns one of `works` workloads' share of the prompts, spread evenly. more: if not 0,
+    returns this many other prompts instead."""
     step = -(-len(prompts) // -(-TEXTS // works))
     if not more:
         return prompts[::step]
@@ -249,9 +252,9 @@ def open_model(
 def _logits(
     model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields (positions, logits): raw logits [positions, vocabulary] float32 behind tokens of the
-    texts, at most SLICE at once, with their indices among the positions of all texts. A model with
-    a recurrent state that is rounded between steps reads token by token, as in decoding.
+    """Yields (positions, logits): raw logits [positions, vocabulary] float32 after each token of
+    the texts, at most SLICE at once, and their indices among all texts' positions. A model whose
+    recurrent state is rounded between steps reads one token per step, as in decoding.
     """
     for run in batches(model, texts, 1 if _rounds_states(model) else LONGEST):
         hidden = model.forward(run.ids, run.step, run.kv, ops)
@@ -267,8 +270,8 @@ def _rounds_states(model: Decoder) -> bool:
 
 
 class Batch(NamedTuple):
-    """Arguments of `Decoder.forward` for a stretch of some texts. places: the rows that are real
-    tokens, not padding. of: the indices of these tokens among all texts' tokens."""
+    """Arguments of `Decoder.forward` for a stretch of some texts. places: indices of the real
+    tokens in the padded batch. of: the same tokens' indices among all texts' tokens."""
 
     ids: Tensor
     step: StepInputs
@@ -317,15 +320,16 @@ def _kept(logits: Tensor) -> _Kept:
 
 
 def _others(logprobs: Tensor, ids: Tensor) -> Tensor:
-    """Returns the joint logprob of all tokens but these. It is a sum, because one minus the rest
-    would be only rounding error."""
+    """Returns the logprob of all tokens other than `ids` together. Their probabilities are summed,
+    because 1 minus the others' sum would be mostly rounding error."""
     return logprobs.scatter(1, ids.long(), -torch.inf).logsumexp(-1)
 
 
 def _compare(
     model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept, bar: Bar | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns KL [n] in nats, and a boolean [n]: both models pick the same token."""
+    """Returns the KL divergence at each position, [n] in nats, and a boolean [n]: both models have
+    the same most likely token."""
     kls, sames, places = [], [], []
     for part, logits in _logits(model, ops, texts, bar):
         places.append(part)
@@ -337,11 +341,11 @@ def _compare(
         mine = logprobs.gather(1, ids.long())
         rest = _others(logprobs, ids)
         kl = (theirs.exp() * (theirs - mine)).sum(-1)
-        # a vocabulary of KEPT tokens has no others
+        # there are no other tokens if the vocabulary has at most KEPT
         whole = torch.isfinite(others) & torch.isfinite(rest)
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
-        # bf16 has ties: a token as likely as the best one counts as the same
+        # bf16 logits have ties: a token as likely as the best one counts as equal to it
         sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())
     order = torch.cat(places).argsort()
     return torch.cat(kls)[order], torch.cat(sames)[order]

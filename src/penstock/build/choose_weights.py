@@ -1,9 +1,9 @@
-"""Chooses the weights' number format: as the user says, or, for `auto`, eight bits where this
-machine gains by them.
+"""Chooses the number format of the weights. The user names one, or `auto`: eight bits where this
+machine runs faster with them.
 
-On a GPU that multiplies e4m3, `auto` is fp8: half the bytes, twice the products. On a CPU it is
-int8 if that measures faster on the work, else none. Knows trials; `make_weights.py` writes the
-weights.
+On a GPU that multiplies e4m3, `auto` is fp8: weights take half the bytes of bf16, and products run
+at twice the rate. On a CPU it is int8 if that is measured to be faster on the workload, else the
+weights stay as they are. Knows trials; `make_weights.py` writes the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
 
 TRIAL_SECONDS = 60.0  # seconds of a trial at most, and at most a quarter of the time for tuning
-# tokens of an answer in trials of weights, which differ only in their matrix products
+# tokens of an answer in timed runs of number formats; short, because the formats differ only in
+# matrix products
 SHORT_OUTPUT = 16
 
 
@@ -84,7 +85,8 @@ def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkS
 
 
 def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Times the wide model against int8 quantized on load. Runs in a stage process."""
+    """Times the unquantized model against the model quantized to int8 at load. Runs in a stage
+    process."""
     asked, some = msgspec.convert(options, BuildOptions), msgspec.convert(works, list[WorkSample])
     some = [work.cut(0.0, SHORT_OUTPUT) for work in some]
     seconds = min(TRIAL_SECONDS, 15.0 * asked.tune_minutes)

@@ -1,8 +1,8 @@
-"""Compiles kernels: opens the engine once as it will be served, and writes every launched kernel to
-the artifact's `kernels/`.
+"""Compiles the kernels of a built engine. It opens the engine once as it will be served, and writes
+every launched kernel to the built engine's folder `kernels/`.
 
 A kernel is written whether it was compiled now or came from the compiler's cache. Knows folders;
-`kernels/triton/disk_cache.py` finds binaries again.
+`kernels/triton/disk_cache.py` finds the binaries when the built engine is opened.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def compile_kernels(
     tunables: dict[str, Any],
     works: list[dict[str, Any]],
 ) -> Result:
-    """Writes the kernel binaries of the model folder `out`. engine, tunables: the decisions.
-    Without compiled kernels there is no such folder. Runs in a stage process."""
+    """Writes the kernel binaries of the model folder `out`. engine, tunables: the chosen option
+    values and kernel parameters. On a device without compiled kernels the folder is not made. Runs
+    in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
@@ -56,8 +57,9 @@ def compile_kernels(
 
 
 def _as_opened(asked: BuildOptions) -> list[dict[str, Value]]:
-    """Returns the bounds to open the engine with. An artifact never fixes a request's bounds, so it
-    may be opened with the model's own context, or with the bounds given to the build."""
+    """Returns the sets of length limits with which the engine is opened to compile kernels: the
+    model's own context length, and the limits given to the build. A built engine fixes no limit of
+    request length, so it may be opened with either."""
     told: dict[str, Value] = {name: asked.knobs[name] for name in BOUNDS if name in asked.knobs}
     free: dict[str, Value] = dict.fromkeys(told)
     return [free, told] if told else [{}]

@@ -1,5 +1,5 @@
-"""Decides which candidate wins: its median against the default's in the same rounds, beyond the
-noise.
+"""Decides which candidate value wins. A candidate must beat the default by more than the noise;
+both are timed in the same rounds.
 
 Knows names and figures; times nothing itself.
 """
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.artifact.manifest import Decision, Value, name_of
 
-REPEATS = 3  # least number of rounds; each candidate runs once a round, next to the default
+REPEATS = 3  # least number of rounds; in a round each candidate runs once, and so does the default
 NOT_REACHED = "not reached in the time for tuning"
-LEAST_GAIN = 0.5  # percent; a smaller gain is not worth leaving the default
+LEAST_GAIN = 0.5  # percent; a candidate with a smaller gain is not taken
 
 
 def measure(
@@ -24,11 +24,11 @@ def measure(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[float]]:
-    """Runs candidates by turns, REPEATS rounds, every second round in reverse order. Returns each
-    candidate's figures by name.
+    """Runs the candidates in turn, for REPEATS rounds, every second round in reverse order. Returns
+    candidate name -> its figure in each round.
 
     A round starts only if it should end before `deadline` (on `clock`), judged by the longest round
-    so far. Fewer than REPEATS rounds decide nothing.
+    so far. With fewer than REPEATS rounds, `decide` keeps the default.
     """
     found: dict[str, list[float]] = {name_of(each): [] for each in candidates}
     longest = 0.0
@@ -91,7 +91,8 @@ def middle(figures: Sequence[float]) -> float:
 
 
 def noise_percent(figures: Sequence[float]) -> float:
-    """Returns half of the span, in percent of the median."""
+    """Returns half of the distance between the largest and the smallest figure, in percent of the
+    median."""
     return 50.0 * (max(figures) - min(figures)) / middle(figures)
 
 

@@ -1,5 +1,5 @@
-"""Writes the artifact's weights and the files beside them: quantized weights shard by shard, other
-files linked or copied.
+"""Writes a built engine's weights. Weights are quantized shard by shard; the model's other files
+are linked or copied.
 
 Knows folders; `weights/write_quantized.py` quantizes the matrices.
 """
@@ -26,7 +26,7 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.load import find_adapter
 from penstock.weights.write_quantized import write_merged, write_quantized
 
-# another file system, or one without hard links
+# error codes of a hard link to another file system, or on one without hard links
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
@@ -38,7 +38,8 @@ def make_weights(
     rounded: Path | None = None,
 ) -> None:
     """Writes the model folder. Complete shards are kept, so a killed build continues at its shard.
-    rounded: a folder of matrices that are rounded already; deleted once they are written."""
+    rounded: folder of the matrices that round_weights.py has rounded; deleted once they are
+    written."""
     folder, out = Path(source.folder), Path(options.out)
     adapter = find_merged(options, folder)
     if kind != "none":
@@ -75,8 +76,8 @@ def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
 
 
 def _bring(file: Path, to: Path) -> None:
-    """Hard-links a file where the disk can, else copies it, whole or not at all. Small files, which
-    people edit, are always copied."""
+    """Hard-links a file if the file system can, else copies it, whole or not at all. Small files
+    are always copied, because a user who edits one would change the linked source too."""
     draft = to.with_name(to.name + ".part")
     draft.unlink(missing_ok=True)
     if file.suffix == ".safetensors":

@@ -1,5 +1,5 @@
-"""The matrices of a model that may be quantized, for stages that replace them.
-Knows layers' names."""
+"""Lists the quantizable matrices of a model. Used by build stages that replace them. Knows layers'
+names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from penstock.models.decoder import Decoder
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
-    """Yields the matrices of the layers in order; without experts and the head."""
+    """Yields the layers' matrices in order. Experts and the output head are left out."""
     for block in model.blocks:
         yield from block.matrices()

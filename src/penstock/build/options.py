@@ -1,5 +1,5 @@
-"""BuildOptions: the options of a build, as sent to the processes of its stages. Knows words and
-ranges."""
+"""BuildOptions: the options of a build. They are sent to the processes that run its stages. Knows
+words and ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
 USUAL_SHAPE = "256x256:128"
-# options that --retune does not change
+# options that determine the weights' numbers, which --retune keeps
 OF_NUMBERS = (
     "quantization",
     "kv_cache_dtype",
@@ -57,13 +57,14 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """All options that determine a build's result. knobs: Config's knobs that the user set; a build
-    keeps them. objective: None is throughput, or for a retune the artifact's. price: dollars an
-    hour of this machine.
+    """All options that determine a build's result. knobs: options of Config that the user set,
+    which the build keeps. objective: the figure to optimise; None: throughput, or for a retune the
+    built engine's objective. price: dollars an hour of this machine.
 
-    max_kl: the bound of the quality check; None: the usual bound of the number format. keep_wide:
-    name patterns of matrices that stay unquantized. quantize_lm_head: fp8 weights get an fp8 head
-    too. lora: an adapter to merge. retune: `model` is an artifact, whose choices are timed again.
+    max_kl: the largest mean KL that the quality check accepts, nats per token; None: the number
+    format's default. keep_wide: name patterns of matrices that stay unquantized. quantize_lm_head:
+    fp8 weights get an fp8 head too. lora: an adapter to merge. retune: `model` is a built engine,
+    whose option values are tuned again.
     """
 
     model: str
@@ -125,8 +126,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         self.config()
 
     def check_made(self, kind: str) -> None:
-        """Raises UsageError for options that weights of this kind cannot have. kind: the chosen
-        `quantization`."""
+        """Raises UsageError for options that do not fit the chosen number format. kind: the chosen
+        value of `quantization`."""
         if self.quantize_lm_head and kind != "fp8":
             raise UsageError(
                 f"quantize_lm_head is for fp8 weights, and these are {kind}: leave it out (int8 and"
@@ -142,7 +143,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_work(self) -> list[str]:
-        """Returns the work in the user's words."""
+        """Returns the workload in the user's words."""
         return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
 
     @property
@@ -152,8 +153,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {**({} if kv == "auto" else {"kv_cache_dtype": kv}), **self.knobs}
 
     def config(self, model: str | None = None, **more: Value) -> Config:
-        """Returns a Config of the user's knobs, overridden by `more`. model: a folder. Raises
-        UsageError for a bad value."""
+        """Returns a Config of the user's options, overridden by `more`. model: folder of the model;
+        None: the user's model. Raises UsageError for a bad value."""
         return Config.of(**{"model": model or self.model, **self.named, **more})
 
     def source_config(self, folder: str, **more: Value) -> Config:

@@ -1,4 +1,4 @@
-"""Checksums of a folder, for the manifest. Knows files."""
+"""Computes checksums for a built engine's manifest. Knows files."""
 
 from __future__ import annotations
 

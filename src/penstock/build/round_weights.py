@@ -1,10 +1,10 @@
-"""The round stage: four-bit numbers of the layers' matrices, fitted to the matrices' inputs on
-texts of the work.
+"""The build stage that rounds to four bits. It rounds the layers' matrices so that the products
+with the matrices' usual inputs change least; the inputs come from texts of the workload.
 
-The unbuilt model reads texts that the check does not use (its own answers at temperature 1). One
-reading records the inputs of as many matrices as memory allows, and each matrix is then rounded by
-them (`quant/rounding.py`). Knows models and positions; `make_weights.py` puts the results into the
-artifact.
+The unbuilt model reads texts that the quality check does not use (its own answers at temperature
+1). One pass records input statistics for as many matrices as fit in memory; each matrix is then
+rounded by its statistics (`quant/rounding.py`). Knows models and positions; `make_weights.py` puts
+the results into the built engine.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from penstock.weights.checkpoint import read_entries, read_tensors
 from penstock.weights.write_quantized import kinds_written, save_whole
 
 ROUNDED = "rounded"  # the folder of the rounded matrices, a file a matrix
-# number of texts: with 8, 32 and 64, KL of SmolLM2-135M is 0.149, 0.107 and 0.104 (LOG.md,
-# 2026-11-27)
+# number of texts; with 8, 32 and 64 texts the KL of SmolLM2-135M was 0.149, 0.107 and 0.104
+# (LOG.md, 2026-11-27)
 READ = TEXTS
-# divisor of the free memory: a fourth may hold moments, since rounding takes three times as much
+# a quarter of the free memory may hold the matrices' statistics (moments); rounding takes three
+# times as much
 SHARE = 4
 
 
 def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Writes the rounded matrices in the checkpoint's form and returns their number and the number
-    of tokens read. Runs in a stage process."""
+    """Writes the rounded matrices in the checkpoint's format and returns their number and the
+    number of tokens read. Runs in a stage process."""
     asked, source = msgspec.convert(options, BuildOptions), Path(folder)
     kinds, group = kinds_written(source, "int4", asked.keep_wide)
     entries, adapter = read_entries(source), find_merged(asked, source)
@@ -89,8 +90,8 @@ def _inputs(linear: Linear) -> int:
 
 
 def _at_once(chosen: Sequence[Linear], room: int) -> Iterator[list[Linear]]:
-    """Yields groups of matrices whose moments fit in `room` bytes together, at least one matrix
-    each."""
+    """Yields groups of matrices whose moments (float32 [in, in] each) fit in `room` bytes together;
+    a group has at least one matrix."""
     some: list[Linear] = []
     for linear in chosen:
         if some and 4 * sum(_inputs(each) ** 2 for each in (*some, linear)) > room:
@@ -104,8 +105,8 @@ def _at_once(chosen: Sequence[Linear], room: int) -> Iterator[list[Linear]]:
 def _moments(
     model: Decoder, ops: Ops, texts: list[list[int]], some: Sequence[Linear]
 ) -> list[Tensor]:
-    """Returns for each matrix the mean of x xT [in, in] float32 over its inputs x, at every token
-    of the texts."""
+    """Returns each matrix's moments, float32 [in, in]: the mean of x xT over its inputs x [in] at
+    all tokens of the texts."""
     sums = [torch.zeros(_inputs(each), _inputs(each), device=model.device) for each in some]
     bar = Bar(sum(map(len, texts)), "tokens read", everywhere=True)
     for run in batches(model, texts):

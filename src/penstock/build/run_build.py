@@ -1,11 +1,12 @@
-"""`penstock build`: runs the stages in order and skips stages that an earlier run has finished.
+"""`penstock build`: runs the stages of a build in order. Stages that an earlier run has finished
+are skipped.
 
     fetch -> work -> weights -> tune -> compile -> check -> pack
 
-On a GPU that reads eight bits, tuning begins with a quality check of 8-bit K and V, so that nothing
-is timed that would fail later.
+On a GPU with 8-bit KV kernels, tuning begins with a quality check of 8-bit keys and values, so that
+no time is spent on values that would be rejected later.
 
-Joins stages; each has its own file. Stages that open an engine run in their own processes.
+Joins the stages; each has its own file. Stages that open an engine run in their own processes.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ from penstock.status_line import duration, size_of
 from penstock.text.tokenizer import Tokenizer
 
 Defaults = Mapping[str, float | int]
-# Rows: number of rows; function from the model's sampling defaults to the rows
+# Rows: number of rows, and a function that takes the model's sampling defaults and yields the rows
 Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]
 ReadRows = Callable[[Path], Rows]  # reads a file and checks every row
-# usual bounds of the mean KL, in nats a token
+# default limits of the quality check: mean KL in nats per token
 USUAL_KL = {
     "fp8": 0.02,
     "int8": 0.02,
@@ -135,7 +136,7 @@ class _Build:
         )
 
     def retune(self, machine: BuiltOn, before: Manifest) -> Manifest:
-        """Times the choices of an artifact again; its weights stay the same."""
+        """Tunes the option values of a built engine again; its weights stay the same."""
         out = Path(self._options.out)
         kept_files = {
             name: told for name, told in before.files.items() if not name.startswith(f"{KERNELS}/")
@@ -162,8 +163,8 @@ class _Build:
         )
 
     def _coarse_kv(self, source: SourceModel, works: list[Result], kind: str) -> str | None:
-        """Returns why K and V stay wide, if 8-bit K and V would fail the quality check; None if
-        they may be tried, or if the user chose."""
+        """Returns the reason why keys and values stay unquantized, if 8-bit ones fail the quality
+        check. Returns None if they may be tried, or if the user chose the dtype."""
         config = self._options.config()
         device = find_device(config.model.device)
         if "kv_cache_dtype" in self._options.named or device.type == "cpu":
@@ -186,8 +187,8 @@ class _Build:
     def _fit(
         self, works: list[Result], before: Manifest | None = None, coarse_kv: str | None = None
     ) -> tuple[Tuned, Result]:
-        """Times the choices and compiles for them. before: an artifact's manifest, whose choices
-        stay where time runs out."""
+        """Tunes the option values, and compiles kernels for the chosen ones. before: for a retune,
+        the built engine's manifest, whose values stay where time runs out."""
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works, coarse_kv)), Tuned)
         tuned = tuned if before is None else _kept_where_untimed(tuned, before)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
@@ -195,7 +196,7 @@ class _Build:
         return tuned, decided
 
     def _timed(self, tuned: Tuned) -> dict[str, Any]:
-        """Returns the manifest's fields about timing, beside the decisions."""
+        """Returns the manifest's fields about timings, without the decisions."""
         return {
             "built_for": [work.facts() for work in tuned.works],
             "objective": self._options.objective or "throughput",
@@ -205,8 +206,8 @@ class _Build:
         }
 
     def _files(self) -> dict[str, FileSums]:
-        """Returns checksums of the model's files as first written, and checks that the files still
-        match."""
+        """Returns the checksums of the model's files, taken when they were first written. Raises
+        CheckpointError if a file no longer matches."""
         before = self._state.known("files")
         out = Path(self._options.out)
         files = msgspec.convert(
@@ -332,8 +333,8 @@ class _Build:
     def _check(
         self, source: SourceModel, works: list[Result], kind: str, decided: Result
     ) -> tuple[Quality, Any]:
-        """Returns the built model's quality and its scales of K and V. Raises CheckpointError past
-        the bound."""
+        """Returns the built model's quality and its scales of K and V. Raises CheckpointError if
+        the mean KL is above the limit."""
         scored = dict(self._stage("check", lambda: self._score("check", source, works, decided)))
         kv_scales = scored.pop("kv_scales")
         bound = self._bound(kind)
@@ -375,12 +376,14 @@ class _Build:
         return run_apart("score_built", {"options": self._told, **decided})
 
     def _kept(self) -> dict[str, Value]:
-        """Returns the user's knobs that an artifact holds; the device is in `built_on` instead."""
+        """Returns the user's options that the manifest stores; `device` is left out, since
+        `built_on` describes it."""
         return {name: value for name, value in self._options.named.items() if name != "device"}
 
 
 def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
-    """Returns the result with the artifact's choices where there was no time to decide."""
+    """Returns the tuning result, with the earlier manifest's values for options that there was no
+    time to tune."""
     held = {each.name: each for each in before.decisions if each.chosen != each.default}
     untimed = {
         each.name for each in tuned.decisions if each.note == NOT_REACHED and each.name in held
@@ -400,8 +403,8 @@ def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
 
 
 def _keep_wide(costs: Mapping[str, float]) -> str:
-    """Returns a text that names the most costly matrices,
-    and the flags that keep them unquantized."""
+    """Returns a text that names the matrices with the largest KL, and the flags that keep them
+    unquantized."""
     said = ", ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
     flags = " ".join(f"--keep-wide {name}" for name in costs)
     return (
@@ -410,11 +413,11 @@ def _keep_wide(costs: Mapping[str, float]) -> str:
 
 
 def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
-    """Returns the options and manifest of a build whose choices are timed again: the artifact's
-    options, overridden by the user's."""
+    """Returns the options and the manifest of a retune: the built engine's options, overridden by
+    the user's."""
     manifest = read_manifest(Path(options.model))
     decided = {decision.name for decision in manifest.decisions}
-    # The format of stored K and V was chosen by quality, and the check has passed it: it stays.
+    # The KV cache's dtype was chosen by the quality check and stays.
     told = {
         n: value
         for n, value in manifest.engine.items()

@@ -1,5 +1,5 @@
-"""The source model of a build: found or fetched at one revision, its files' checksums, and whether
-disk and memory have room.
+"""The source model of a build. It is found on the disk or fetched at one revision. Also makes its
+files' checksums, and checks that disk and memory have room.
 
 Knows folders and sizes; no engine.
 """
@@ -31,15 +31,17 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.find import HUB_FILES, adapter_folder
 from penstock.weights.write_quantized import model_written
 
-SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix being quantized
+# bytes of host memory needed beside the shards, for torch and a matrix being quantized
+SPARE = 2 << 30
 
 
 class SourceFile(msgspec.Struct):
-    """A file when its checksum was made. Size and time show quickly whether it may have changed."""
+    """A file's state when its checksum was made. Size and modification time show quickly whether it
+    may have changed."""
 
     sha256: str
     bytes: int
-    changed: int  # ns since 1970
+    changed: int  # time of the last change, ns since 1970
 
 
 class SourceModel(msgspec.Struct):
@@ -48,13 +50,13 @@ class SourceModel(msgspec.Struct):
     folder: str
     revision: str | None
     files: dict[str, SourceFile]
-    largest_shard: int  # bytes
-    quantized: str | None  # quantization method, if any
-    adapter: dict[str, SourceFile] = {}  # adapter files by path
+    largest_shard: int  # bytes of the largest weight file
+    quantized: str | None  # the checkpoint's quantization method; None: not quantized
+    adapter: dict[str, SourceFile] = {}  # path -> file of the LoRA adapter
 
     @property
     def sums(self) -> dict[str, str]:
-        """Returns SHA-256 of all files; an adapter's files are under `lora/`."""
+        """Returns path -> SHA-256 of all files; an adapter's files are under `lora/`."""
         adapter = {f"lora/{Path(path).name}": file.sha256 for path, file in self.adapter.items()}
         return {name: file.sha256 for name, file in self.files.items()} | adapter
 

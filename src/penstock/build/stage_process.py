@@ -1,7 +1,7 @@
-"""Runs a stage in its own process, so that its memory use and crashes stay there.
+"""Runs a build stage in its own process. A stage's memory use and crashes stay in that process.
 
 `run_apart` starts `python -m penstock.build.stage_process`, sends it the function's name and
-arguments, and reads its answer: a result, or one of our errors. Knows processes; not the stages.
+arguments, and reads its answer: a result, or a PenstockError. Knows processes; not the stages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.children.lifetime import begin_child
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError, PenstockError
 
-# Functions that may be called: name -> its module in this room. Each takes keyword arguments that
-# are JSON values.
+# Functions that a stage process may run: name -> module in build/. Each takes JSON values as
+# keyword arguments.
 CALLS = {
     "try_weights": "choose_weights",
     "round_weights": "round_weights",

@@ -1,5 +1,5 @@
-"""Timed runs of a work through an engine: a model is opened once, and engines with different knobs
-run over it by turns.
+"""Timed runs of a workload through an engine. A model is opened once, and engines with different
+option values take turns on it.
 
 Knows engines and clocks; `decide.py` draws conclusions from the figures.
 """
@@ -34,7 +34,7 @@ from penstock.schedule.step import StepPlan
 
 @dataclass(slots=True, frozen=True)
 class Timing:
-    """The timing of works that ran one after the other."""
+    """The timing of workloads that ran one after the other."""
 
     seconds: float
     output_tokens: int
@@ -44,8 +44,8 @@ class Timing:
 
 
 class OpenModel:
-    """A model and its runner. Used as `with OpenModel(config, folder) as model`, then
-    `model.run(works, {knob: value})`."""
+    """An opened model. Used as `with OpenModel(config, folder) as model`, then `model.run(works,
+    {option: value})`."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.runner = config, open_model(config, folder)
@@ -60,8 +60,8 @@ class OpenModel:
         give_back()
 
     def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
-        """Runs works with these scheduling knobs in place of the config's; nothing is cached from
-        earlier runs."""
+        """Runs workloads with these scheduling options in place of the config's. The prefix cache
+        starts empty."""
         told: dict[str, Any] = {
             name: getattr(place, name) for name, place in self.config.places().items()
         }
@@ -70,8 +70,8 @@ class OpenModel:
         return _sum([_timed(engine, self.runner, work) for work in works])
 
     def look(self, work: WorkSample) -> WorkSample:
-        """Runs a work whose answers end by themselves, and returns it with the lengths that they
-        had."""
+        """Runs a workload whose answers end by themselves; returns it with their measured
+        lengths."""
         drawn, counts = self.answers(work), [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts[:-1]])
         outputs = [
@@ -84,8 +84,8 @@ class OpenModel:
         self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None
     ) -> list[list[int]]:
         """Returns the tokens of every sample, one prompt's samples after the other. tell: called
-        with the number of new tokens; for an answer that ends early, its full planned length is
-        made up at the end.
+        with the number of new tokens, for progress. An answer that ends early counts with its full
+        planned length, so that the counts add up to the plan.
         """
         counts = [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts])
@@ -98,20 +98,21 @@ class OpenModel:
 
 
 def give_back() -> None:
-    """Returns unused memory to the device; the next engine sizes itself by the free bytes."""
+    """Returns torch's unused memory to the device, since the next engine sizes its KV cache by the
+    free bytes."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class _WholeWork(RooflineGauge):
-    """A gauge of the least time of all steps together, instead of the last second's steps."""
+    """A RooflineGauge over all steps of a run, instead of the last second's."""
 
     def launching(self, plan: StepPlan) -> None:
         self._steps.note(plan)
 
     def read(self) -> None:
-        """Sums up nothing yet."""
+        """Does nothing: the steps are summed at the end of the run."""
 
     def least_seconds(self) -> float:
         return limit_seconds(self._steps.columns(), self._sizes, self._machine)
@@ -120,9 +121,9 @@ class _WholeWork(RooflineGauge):
 def in_time(
     model: OpenModel, works: list[WorkSample], room: float, tell: Callable[[str], None]
 ) -> list[WorkSample]:
-    """Returns works that take about `room` seconds together: with shorter answers, and with fewer
-    prompts if prompts alone take too long. tell: called with a text about the cut. Runs everything
-    once to measure.
+    """Returns the workloads, cut so that they take about `room` seconds together: with shorter
+    answers, and with fewer prompts if prompts alone take too long. Runs everything once to measure.
+    tell: called with a text about the cut.
     """
     short = [work.cut(0.0, 2) for work in works]
     model.run(short)  # warm up first
@@ -145,15 +146,16 @@ def in_time(
 
 
 def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
-    """Returns the tokens of KV that a trial's engine needs for the largest work, so that two
-    engines fit beside each other."""
+    """Returns the tokens of KV cache that an engine needs for the largest workload. Engines get no
+    more, so that two fit beside each other."""
     most = max(work.tokens * min(1.0, work.concurrency / work.samples) for work in works)
     longest = config.memory.max_model_len or longest_of(works)
     return -(-int(max(most, longest)) // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def longest_of(works: Sequence[WorkSample]) -> int:
-    """Returns the tokens of the longest prompt with its answer, plus one."""
+    """Returns the context length that the workloads need: tokens of the longest prompt with its
+    answer, plus one."""
     return (
         max(
             len(p) + out
@@ -181,7 +183,8 @@ def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
 
 
 def _turn(engine: Engine, work: WorkSample) -> Iterator[tuple[int, int, list[int], bool]]:
-    """Runs a work; yields (prompt's index, sample, new tokens, ended) as they come."""
+    """Runs a workload; yields (prompt index, sample index, new tokens, True if the sample ended) as
+    steps are read."""
     places = zip(work.prompts, work.sampling, work.outputs, strict=True)
     for place, (prompt, params, out) in enumerate(places):
         sampling = SamplingParams(

@@ -1,10 +1,11 @@
-"""Tunes the engine's knobs by whole runs of the work, by turns with their values without a build;
-then measures what to expect.
+"""Tunes the engine's options by timed runs. Each run is the whole workload. Runs with a candidate
+value alternate with runs with the default. At the end the expected throughput is measured.
 
     learn how long answers are -> cut runs to the available time -> one knob after the other ->
     steps' seconds -> all choices against all defaults: if they are no faster, the defaults stay
 
-Joins trials, choices and a clock. Each knob is tried with the choices made before it.
+Joins timed runs (trial.py), decisions (decide.py) and a clock. Each option is tried with the values
+already chosen for the options before it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
-# shares of the time: kernels, the table of steps, the last comparison
+# shares of the tuning time: for kernel parameters, for the table of step seconds, for the last
+# comparison
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (0.2, 0.1, 0.2)
-RUNS = 16  # assumed number of runs in a round of all choices; runs are cut to fit
-# knobs that can change while a model is open
+RUNS = 16  # assumed number of runs in a round over all options; runs are shortened to fit the time
+# options that can change while a model is open
 SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
 
 
@@ -47,14 +49,15 @@ Run = Callable[[Sequence[WorkSample]], Timing]
 
 
 class Choices(NamedTuple):
-    """The knobs and tunables of one of the engines that run beside each other."""
+    """Option values and kernel parameters (tunables) of one engine, where two engines are
+    compared."""
 
     knobs: dict[str, Value]
     tunables: dict[str, Value]
 
 
 class Tuned(msgspec.Struct):
-    """The result of tuning. works: with their answers' real lengths."""
+    """The result of tuning. works: the workloads, with the measured lengths of their answers."""
 
     decisions: list[Decision]
     engine: dict[str, Value]
@@ -67,7 +70,8 @@ class Tuned(msgspec.Struct):
 def tune(
     options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | None = None
 ) -> Result:
-    """Tunes the model folder `out`. coarse_kv: why K and V stay wide. Runs in a stage process."""
+    """Tunes the engine of the model folder `out`. coarse_kv: the reason why keys and values must
+    stay unquantized; None: 8 bits may be tried. Runs in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     tuner = Tuner(asked, msgspec.convert(works, list[WorkSample]), coarse_kv)
     told: dict[str, Any] = msgspec.to_builtins(tuner.run())
@@ -75,8 +79,8 @@ def tune(
 
 
 class Tuner:
-    """The tuning of one build. coarse_kv: why 8-bit K and V are not among the choices. clock:
-    seconds."""
+    """Tunes one built engine. coarse_kv: the reason why an 8-bit KV cache is not tried; None: it
+    is. clock: returns seconds."""
 
     def __init__(
         self,
@@ -88,16 +92,16 @@ class Tuner:
         self._options, self._works, self._coarse_kv, self._clock = options, works, coarse_kv, clock
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
-        self._end = 0.0  # deadline for knobs
-        self._chosen: dict[str, Value] = {}  # chosen knobs
+        self._end = 0.0  # time on `clock` at which tuning of options ends
+        self._chosen: dict[str, Value] = {}  # option -> chosen value
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
-        """Opens the model, or two beside each other, and takes the winners. With no time it takes
-        nothing."""
+        """Tries the options one after the other and keeps the winners. Without any time all
+        defaults stay."""
         if not self._seconds:
             if any(work.ends for work in self._works):
                 with OpenModel(self._config(), self._folder) as model:
@@ -141,7 +145,7 @@ class Tuner:
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
 
     def _look(self, model: OpenModel) -> None:
-        """Measures the answers' lengths of works whose answers end by themselves."""
+        """Measures the lengths of answers that end by themselves."""
         for place, work in enumerate(self._works):
             if work.ends:
                 self._works[place] = model.look(work)
@@ -150,8 +154,8 @@ class Tuner:
     # --- one knob
 
     def _scheduling(self, model: OpenModel) -> list[tuple[str, list[Value]]]:
-        """Returns the knobs that can change while a model is open, each with its values, default
-        first."""
+        """Returns the options that can change while a model is open, each with its candidate
+        values, default first."""
         tokens, rows = (
             model.runner.max_batched_tokens,
             max(work.concurrency for work in self._works),
@@ -174,7 +178,7 @@ class Tuner:
     def _try(
         self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]
     ) -> None:
-        """Tries a knob's values and takes the best. share: seconds."""
+        """Times an option's values and keeps the best. share: seconds that this may take."""
         measured = measure(
             candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock
         )
@@ -196,13 +200,14 @@ class Tuner:
             )
         return 1e3 * sum(each.latency for each in timings) / len(timings)
 
-    # --- knobs that a model is opened with
+    # --- options that a model is opened with
 
     def _reopening(self) -> list[tuple[str, Value]]:
-        """Returns the knobs that need a separately opened model, each with the one value to try."""
+        """Returns the options for which the model must be opened again, each with the one value to
+        try."""
         device = find_device(self._config().model.device)
         if device.type == "cpu":
-            # a CPU needs no graphs of so many rows, and 8-bit KV costs time there
+            # nothing to try on a CPU: it has no CUDA graphs, and an 8-bit KV cache is slower there
             # (docs/design/eight_bits.md)
             return []
         rows = padded(max(work.concurrency for work in self._works))
@@ -231,8 +236,8 @@ class Tuner:
 
     @contextmanager
     def _beside(self, runs: list[WorkSample], sides: Sequence[Choices]) -> Iterator[list[Run]]:
-        """Opens engines with these choices beside each other, and warms them: choices that differ
-        only in scheduling share one model; others have one each, with no more KV than the runs
+        """Opens an engine for each of these choices, and warms them up. Choices that differ only in
+        scheduling share one model; others have a model each, with no more KV cache than the runs
         need. Raises CapacityError when they do not fit.
         """
         own = [(_without(side.knobs, SCHEDULING), side.tunables) for side in sides]
@@ -259,8 +264,8 @@ class Tuner:
         return config.memory.max_model_len or read_model_config(self._folder).context
 
     def _choose_graphs(self) -> None:
-        """Limits the step sizes for which a GPU captures CUDA graphs at start to the work's
-        rows."""
+        """Sets max_cudagraph_capture_size to the workload's rows, so that no CUDA graphs of larger
+        steps are captured at start."""
         name, rows = (
             "max_cudagraph_capture_size",
             padded(max(work.concurrency for work in self._works)),
@@ -276,8 +281,8 @@ class Tuner:
     # --- all of it
 
     def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
-        """Runs each work with all choices and with the defaults, and reverts to the defaults if the
-        choices are no faster. Returns what to expect."""
+        """Runs each workload with all chosen values and with the defaults; reverts to the defaults
+        if the chosen values are no faster. Returns the expected results."""
         both = [Choices(self._chosen, self._tunables), Choices({}, {})]
         both = both if both[0] != both[1] else both[:1]
         sides = []
@@ -285,7 +290,8 @@ class Tuner:
             with self._beside(runs, both) as engines:
                 sides = self._rounds(runs, engines)
         except CapacityError:
-            # run one after the other; drift of the machine's clock is then in the figures
+            # the two engines do not fit beside each other: run one after the other, although a
+            # change of the machine's clock rate then affects the comparison
             for each in both:
                 with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)
@@ -301,8 +307,8 @@ class Tuner:
         ]
 
     def _whole_runs(self) -> list[list[Timing]]:
-        """Runs the works uncut with the choices: REPEATS times, or as often as there is time for,
-        at least once."""
+        """Runs the uncut workloads with the chosen values: REPEATS times, or fewer if time is
+        short, but at least once."""
         end, rounds = self._clock() + self._seconds * LAST_SHARE, list[list[Timing]]()
         with self._beside(self._works, [Choices(self._chosen, self._tunables)]) as (engine,):
             while not rounds or (len(rounds) < REPEATS and self._clock() < end):
@@ -310,7 +316,7 @@ class Tuner:
         return rounds
 
     def _rounds(self, runs: list[WorkSample], engines: Sequence[Run]) -> list[list[list[Timing]]]:
-        """Returns timings by engine, round and work."""
+        """Runs the engines in turn; returns the timings by engine, round and workload."""
         sides: list[list[list[Timing]]] = [[] for _ in engines]
         for _ in range(REPEATS):
             for side, engine in zip(sides, engines, strict=True):
@@ -318,8 +324,8 @@ class Tuner:
         return sides
 
     def _settle(self, chosen: list[float], default: list[float]) -> int:
-        """Returns the side that stays; 0: the choices. A single choice that wins three rounds may
-        have won by noise."""
+        """Returns which values stay: 0 the chosen ones, 1 the defaults. A value that won three
+        rounds by itself may have won by noise."""
         decision = decide(
             "all together",
             ["defaults", "chosen"],
@@ -365,7 +371,8 @@ class Tuner:
         )
 
     def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
-        """Returns the config with these tunables; None: the chosen ones."""
+        """Returns a config with these options and kernel parameters. tunables None: the chosen
+        parameters."""
         config = self._options.config(str(self._folder), **knobs)
         config.tuned = dict(self._tunables if tunables is None else tunables)
         return config

@@ -1,10 +1,11 @@
-"""Times kernels' tunables on the model's own layers: a decode step's forward and head, in a CUDA
-graph, at the work's row counts; tunables of prompt kernels in prompt steps without rows, launched
+"""Tunes kernel parameters on the model's own layers. A tunable is such a parameter, a tile size for
+instance. Tunables of decode kernels are timed in a decode step (forward and output head) in a CUDA
+graph, at the workload's row counts; tunables of prompt kernels in prompt steps without rows,
 without a graph.
 
-One model is loaded. For each candidate its operations are set, and the step is captured and
-replayed, by turns with the default. Knows a model and step inputs; no rows, no engine. A device
-without compiled kernels has nothing to time.
+One model is loaded. Each candidate value is set in the model's operations, and the step is captured
+and replayed, in turn with the default value. Knows a model and step inputs; no rows, no engine. A
+device without compiled kernels has nothing to time.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from penstock.kernels.tunables import TUNABLES, Tunable, with_values
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 
-FULL_ROWS = 1024  # steps of more rows do not depend on these numbers
+FULL_ROWS = 1024  # steps of more rows do not depend on decode tunables
 REPLAYS = 20
-PROMPTS = (64, 128, 256, 512, 1024)  # tokens of prompts, up to the work's contexts
-OF_PROMPTS = "latent_attention"  # the operation whose tunables are for prompts
+PROMPTS = (64, 128, 256, 512, 1024)  # prompt lengths to time, up to the workload's longest
+OF_PROMPTS = "latent_attention"  # the operation whose tunables affect prompt steps
 Step = tuple[Tensor, StepInputs]
 
 
@@ -50,8 +51,8 @@ def tune_kernels(
     deadline: float,
     tell: Callable[[Decision], None],
 ) -> list[Decision]:
-    """Returns a decision for each tunable that this model's kernels have; none on a CPU. deadline:
-    on time.monotonic. tell: called with each decision."""
+    """Returns a decision for each tunable of this model's kernels; none on a CPU. deadline:
+    time.monotonic() at which timing ends. tell: called with each decision."""
     device = find_device(config.model.device)
     if device.type == "cpu":
         return []
@@ -83,7 +84,8 @@ def tune_kernels(
 
 
 class _Trial:
-    """A loaded model with steps of given row counts, whose operations can be exchanged."""
+    """A loaded model and the steps to time, for several row counts. The model's operations can be
+    replaced by ones with other tunables."""
 
     def __init__(self, config: Config, folder: Path, rows: Sequence[int], context: int) -> None:
         model_config = read_model_config(folder)
@@ -196,5 +198,6 @@ def _ms_of(steps: dict[Value, list[Callable[[], object]]], value: Value) -> floa
 
 
 def _is(multiply: Callable[..., object], operation: Callable[..., object]) -> bool:
-    """Returns True if a product is this operation, possibly with a keyword set."""
+    """Returns True if the function `multiply` is `operation`, possibly as a functools.partial of
+    it."""
     return getattr(multiply, "func", multiply) is getattr(operation, "func", operation)

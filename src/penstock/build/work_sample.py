@@ -1,5 +1,6 @@
-"""The work that an engine is tuned for: shapes, or a sample of a user's rows, as token ids, lengths
-and sampling parameters.
+"""The workload that an engine is tuned for. It is given as shapes (numbers of tokens in and out),
+or as a file of rows from which a sample is taken; here it is token ids, lengths and sampling
+parameters.
 
 Knows ids and SamplingParams; no engine and no files: the caller reads rows.
 """
@@ -26,10 +27,10 @@ from penstock.schedule.check_request import check_request
 from penstock.server.openai.batch_line import BadRows
 from penstock.text.tokenizer import Tokenizer
 
-MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # largest sample
-LONGEST_LOOK = 1024  # tokens of an answer if its row has no max_tokens
-# Sampling parameters that a timed run keeps, because they affect the time of a draw. Answers'
-# lengths are fixed by then.
+MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # most prompts and samples of a workload
+LONGEST_LOOK = 1024  # most tokens of an answer whose row has no max_tokens
+# Sampling parameters that timed runs keep, because they affect the time of drawing a token. Others
+# are dropped: answers have fixed lengths in timed runs.
 DRAWN_BY = (
     "n",
     "temperature",
@@ -47,7 +48,7 @@ DRAWN_BY = (
 class WorkRow(Protocol):
     """A row of a user's file, as `penstock run` reads it."""
 
-    number: int  # line number
+    number: int  # line number in the file
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams
@@ -57,9 +58,9 @@ class WorkRow(Protocol):
 class WorkSample(msgspec.Struct, kw_only=True):
     """Requests that run together. Each list has one entry a prompt.
 
-    sampling: SamplingParams' fields. outputs: tokens of each answer. ends: outputs are upper
-    bounds, and the model ends answers itself; else every answer is that long. concurrency: samples
-    that run at once. drawn: prompts are random ids from the vocabulary, not real text.
+    sampling: SamplingParams' fields. outputs: tokens of each answer. ends: True if answers end by
+    themselves, and outputs are upper bounds; False: every answer has that length. concurrency:
+    samples that run at once. drawn: prompts are random ids from the vocabulary, not real text.
     """
 
     told: str
@@ -76,12 +77,12 @@ class WorkSample(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens of KV of all samples, without sharing prompts."""
+        """Returns the tokens of KV cache that all samples take together if none share a prompt."""
         each = zip(self.prompts, self.sampling, self.outputs, strict=True)
         return sum((len(prompt) + out + 32) * params.get("n", 1) for prompt, params, out in each)
 
     def facts(self) -> BuiltFor:
-        """Returns the manifest's description of the work."""
+        """Returns the manifest's description of the workload."""
         into, out = [len(prompt) for prompt in self.prompts], self.outputs
         return BuiltFor(
             told=self.told,
@@ -96,7 +97,7 @@ class WorkSample(msgspec.Struct, kw_only=True):
         )
 
     def fewer(self, share: float) -> WorkSample:
-        """Returns this share of the prompts, spread evenly, at least one."""
+        """Returns the workload with this share of its prompts, spread evenly, at least one."""
         step = max(1, round(1 / max(share, 1e-6)))
         prompts, sampling, outputs = (
             self.prompts[::step],
@@ -106,7 +107,8 @@ class WorkSample(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self, prompts=prompts, sampling=sampling, outputs=outputs)
 
     def cut(self, share: float, least: int = 8) -> WorkSample:
-        """Returns the work with answers of this share of their length, at least `least` tokens."""
+        """Returns the workload with answers cut to this share of their length, but at least `least`
+        tokens."""
         shorter = [min(out, max(least, int(out * share))) for out in self.outputs]
         return msgspec.structs.replace(self, outputs=shorter)
 
@@ -170,7 +172,7 @@ def shared_beginning(prompts: Sequence[list[int]]) -> int:
     """Returns the length of the common prefix of all prompts, in tokens; 0 for a single prompt."""
     if len(prompts) < 2:
         return 0
-    # every prompt lies between these two in sorting order, so it shares their common prefix
+    # every prompt sorts between these two, so it begins with their common prefix
     low, high = min(prompts), max(prompts)
     same = (a == b for a, b in zip(low, high, strict=False))
     return next((place for place, alike in enumerate(chain(same, [False])) if not alike), 0)

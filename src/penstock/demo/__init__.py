@@ -1,4 +1,5 @@
-"""The demo: a small trained model with its tokenizer and its word problems, shipped in the package.
+"""The demo: a small trained model and its word problems. Both, and the model's tokenizer, are
+shipped in the package.
 
 This file returns their paths and loads nothing. The repository's `scripts/demo` made them.
 """
@@ -17,8 +18,8 @@ def model_folder() -> Path:
 
 
 def problems_file() -> Path:
-    """Returns the file of held-out problems: JSON lines with `question` and `answer`. Their (kind,
-    numbers) were not trained on."""
+    """Returns the file of held-out problems: JSON lines with `question` and `answer`. No problem of
+    the same kind with the same numbers was in the training data."""
     return HERE / "problems" / "test.jsonl"
 
 

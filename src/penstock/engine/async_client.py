@@ -1,7 +1,7 @@
-"""AsyncClient: a client for an asyncio loop, for an engine in another process.
+"""AsyncClient: asyncio client of an engine in another process.
 
-Knows the channel, the client that makes text, and whether the engine's process lives; not how the
-process was started.
+Knows the channel, Client (which makes text of tokens), and whether the engine's process lives; not
+how the process was started.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 END_PATIENCE = 10.0  # seconds the engine gets to end after it was asked to close
 HURRIED = 1.0  # seconds the engine gets to end when the close is hurried
-LOOKS = 10  # checks of the step age within one step timeout; at most one a second
-CUT_KNOWN = 3  # stats messages after a cancel until the engine is sure to have dropped the request
-PART = 65_536  # tokens of a message processed in one turn of the loop; about 10 ms
+# number of checks for a hanging engine within one step timeout; they are at least a second apart
+LOOKS = 10
+# after this many stats messages since a cancel the engine has certainly dropped the request
+CUT_KNOWN = 3
+PART = 65_536  # tokens of a message processed in one turn of the event loop; about 10 ms
 
 
 class ReplicaState(NamedTuple):
@@ -48,8 +50,8 @@ class ReplicaState(NamedTuple):
 
 
 class EngineProcess(Protocol):
-    """The engine's process: asyncio's own where this process is its parent, else a proxy fed by the
-    parent."""
+    """Interface of the engine's process: an asyncio subprocess if this process is its parent, else
+    a SharedEngine."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -60,9 +62,10 @@ class EngineProcess(Protocol):
 
 
 class SharedEngine:
-    """Process of an engine that a parent started for several clients; it ends with the last client.
+    """Process of an engine that a parent process started for several clients. The engine ends when
+    its last client closes.
 
-    ask_kill: asks the parent to kill the process."""
+    ask_kill: called to ask the parent to kill the process."""
 
     def __init__(self, ask_kill: Callable[[], None]) -> None:
         self.returncode: int | None = None
@@ -81,8 +84,8 @@ class SharedEngine:
 
 
 class AsyncClient:
-    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that
-    other clients share.
+    """Client of an engine process for one event loop. Made by launch.launch(), or by launch.join()
+    for an engine that other clients share.
 
     Attributes that count once the engine is dead: open_at_death: the streams that were open then;
     cut_before_death: True if a request or sample was cancelled so shortly before that the engine
@@ -105,7 +108,8 @@ class AsyncClient:
         self._progress = time.monotonic()
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
-        self._changing = False  # a control (weights, sleep, ...) is being done between steps
+        # True while the engine runs a control command (new weights, sleep, ...)
+        self._changing = False
         self._streams: dict[int, Stream] = {}
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._control_numbers = itertools.count()
@@ -143,8 +147,8 @@ class AsyncClient:
 
     @property
     def step_age(self) -> float:
-        """Seconds since the last sign of progress: a completed step, a GoesOn, or the first request
-        after idle. 0 while idle, asleep, or during a control between steps."""
+        """Seconds since the last sign of progress: a completed step, a GoesOn message, or the first
+        request after idle. 0 while the engine is idle, asleep, or runs a control command."""
         works = self._streams and not self.asleep and not self._changing
         return time.monotonic() - self._progress if works else 0.0
 
@@ -200,8 +204,8 @@ class AsyncClient:
         return made
 
     async def control(self, word: Control) -> None:
-        """Has the engine run a control between steps (control.py) and waits for it. Raises the
-        control's error, or EngineError if the engine is gone."""
+        """Has the engine run a control command (control.py), such as loading new weights, and waits
+        for it. Raises the command's error, or EngineError if the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         number = next(self._control_numbers)
@@ -256,7 +260,7 @@ class AsyncClient:
             self._end.send_down(Cancel(*word))
 
     def _cancel(self, asked: PendingRequest, *, told: bool = False) -> None:
-        """Ends a request. told: its samples first send up their tokens so far as their final
+        """Ends a request. told: True: its samples first send their tokens so far, as their final
         deltas."""
         if told:
             if not self._closing and self._dead is None:
@@ -305,7 +309,8 @@ class AsyncClient:
         except EngineError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001
-            # every waiting request and control raises it; they would wait forever otherwise
+            # every waiting request and control command raises it; they would wait for ever
+            # otherwise
             failure = EngineError(
                 f"the client cannot read the engine's news: {type(error).__name__}: {error}"
             )
@@ -332,7 +337,7 @@ class AsyncClient:
             return
         for place, part in enumerate(word.deltas.in_parts(PART)):
             if place:
-                # let the loop turn: processing a large message takes too long for other streams
+                # give other tasks a turn between parts: processing a large message takes long
                 await asyncio.sleep(0)
             self._deltas(part)
 
@@ -362,8 +367,8 @@ class AsyncClient:
             )
 
     async def _look(self) -> None:
-        """Ends an engine that completes no step while it has work and fails to end itself
-        (watchdog.py).
+        """Kills an engine that completes no step while it has work, if its own watchdog
+        (watchdog.py) does not end it.
 
         Such an engine is stopped, or stuck where no signal reaches it. It gets one second more than
         its own watchdog gives it."""

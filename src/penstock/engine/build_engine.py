@@ -1,6 +1,8 @@
-"""build_engine: Config -> an engine ready for requests, and the facts its clients need.
+"""build_engine: makes an engine from a Config. Also returns the facts that the engine's clients
+need.
 
-Joins demo, weights, execute, schedule and the tokenizer's end-of-text id; knows no channel.
+Joins the rooms demo, weights, execute and schedule, and the tokenizer's end-of-text id; knows no
+channel.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     cached_blocks: int = 0  # capacity of the prefix cache in blocks; 0: no prefix cache
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)  # the runner's description
+    # the runner's description (Runner.describe)
+    about: dict[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None  # the tokenizer's folder, if it isn't the model's
     chat_template: str | None = None  # the template's file, if it isn't the tokenizer's
 
@@ -64,8 +67,8 @@ def model_folder(config: Config) -> Path:
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: result of `model_folder`, if
-    it is known already. For an artifact, differences from the machine it was built on are printed
-    to standard error.
+    it is known already. For a built engine, differences from the machine it was built on are
+    printed to standard error.
     """
     config.check()
     wake_gpu(config.model.device)

@@ -1,4 +1,4 @@
-"""Channel: messages between clients and an engine in another process.
+"""Channel: messages between clients and an engine process.
 
 Typed msgpack (children/array_codec.py) over ZeroMQ, one PAIR socket over ipc per client. Each
 client numbers its own requests; the engine's end maps these numbers to ids of its own, sends each
@@ -51,8 +51,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
-    """Up: the deltas of one step, and sometimes the engine's stats. heard: number of this client's
-    requests that the stats cover."""
+    """Up: the deltas of one step, and now and then the engine's stats. heard: number of this
+    client's requests that the stats include."""
 
     deltas: Deltas | None
     refused: list[Refused]
@@ -61,7 +61,7 @@ class StepOutputs(msgspec.Struct, tag="news", frozen=True):
 
 
 class GoesOn(msgspec.Struct, tag="goes on", frozen=True):
-    """Up: a long step is still running and was seen to make progress."""
+    """Up: a long step is still running, and one of its layers has completed."""
 
 
 Down = Ask | Cancel | Close | Control
@@ -76,14 +76,15 @@ UP: ArrayCodec[Up] = ArrayCodec(Up, _WHAT)
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Event at the engine's end: a client has closed, or its process has gone."""
+    """Event that receive() returns at the engine's end: a client has closed, or its process has
+    gone."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOf:
-    """Event at the engine's end: a client asks for a control between steps."""
+    """Event that receive() returns at the engine's end: a client asks for a control command."""
 
     client: int
     control: Control
@@ -100,7 +101,7 @@ class EngineEnd:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        # client by its socket, and by the monitor socket that reports its disconnect
+        # socket -> client; includes each client's monitor socket, which reports its disconnect
         self._clients: dict[zmq.Socket[bytes], int] = {}
         self.owners = ClientIds(len(addresses))
         self._heard = [0] * len(addresses)  # requests received, per client
@@ -124,7 +125,8 @@ class EngineEnd:
         return words
 
     def send_up(self, word: Up) -> None:
-        """Sends a message to all clients; of StepOutputs, each client gets only its own part."""
+        """Sends a message to all clients. Each client gets only its own requests' part of
+        StepOutputs."""
         if not isinstance(word, StepOutputs) or self.owners.count == 1:
             if isinstance(word, StepOutputs):
                 word = msgspec.structs.replace(word, heard=self._heard[0])
@@ -162,8 +164,8 @@ class EngineEnd:
             self._poller.register(each, zmq.POLLIN)
 
     def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Heard]:
-        """Returns the messages of a client, or of its socket's monitor, which reports only that the
-        client's process has gone."""
+        """Returns a client's messages. `socket` may be the client's monitor socket: then returns
+        Left, since it reports only that the client's process has gone."""
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
             return self._left(client)

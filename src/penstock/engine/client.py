@@ -56,25 +56,25 @@ class PendingRequest:
     stream: bool
     stops: StopStrings | None
     remaining: int
-    # decoders of samples that had deltas before their end
+    # sample index -> decoder, for samples with deltas before their end
     samples: dict[int, SampleDecoder] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)  # indices of ended samples
     group_stop: GroupStop | None = None
-    # True: the samples' text begins a message; False: it continues the prompt's text
+    # True if the samples' text begins a chat message; False if it continues the prompt's text
     begins: bool = True
     num_cached_tokens: int = 0
     waited: float = 0.0  # seconds in the waiting queue
     begun: float | None = (
-        # time.perf_counter() at arrival of the prompt's news, i.e. when the first token is being
-        # drawn
+        # time.perf_counter() when PromptNews arrived, i.e. while the first token is drawn
         None
     )
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class Client:
-    """One client of one engine. `send` takes each message that goes down: a Request, or (request
-    id, sample, None or REST) to cancel."""
+    """One client of one engine. send: called with each message to the engine: a Request, or
+    (request id, sample index) to cancel; None as the index is the whole request, REST all samples
+    that have not ended."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Client:
         """
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
-        self._grouped: dict[int, GroupStop] = {}  # group stops by request id
+        self._grouped: dict[int, GroupStop] = {}  # request id -> its GroupStop
         self._ids = itertools.count()
         self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad_words and their ids
 
@@ -111,8 +111,8 @@ class Client:
         answers: True if the text is a chat message: its leading space is dropped, unless it has a
         structured output, whose text is kept whole. False: the text continues the prompt's text.
 
-        group_stop: replaces the one made from stop_when, for a request whose other samples are
-        drawn by another engine, or that has another rule."""
+        group_stop: used instead of one made from stop_when. Needed if another engine draws other
+        samples of the request, or if the request has another rule of stopping."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
         check_request(
             len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size
@@ -155,7 +155,9 @@ class Client:
             )
         )
         self.asked[request_id] = (
-            asked  # only after sending, which may raise: a request never sent is not waited for
+            # stored only after sending, which may raise: no answer comes for a request that was not
+            # sent
+            asked
         )
         if group_stop is not None:
             self._grouped[request_id] = group_stop
@@ -173,7 +175,7 @@ class Client:
         )
 
     def end_rest(self, request_id: int) -> None:
-        """Ends all samples that have not ended; each still sends up its tokens so far."""
+        """Ends all samples that have not ended; each still sends its tokens so far."""
         if request_id in self.asked:
             self._send((request_id, REST))
 
@@ -224,7 +226,8 @@ class Client:
                 continue
             tokens = every[start[i] : start[i + 1]]
             if finish == ERROR:
-                tokens = tokens[:-1]  # the last token stands for the one that could not be drawn
+                # the last token is a placeholder for the one that could not be drawn
+                tokens = tokens[:-1]
             try:
                 scores = None
                 if asked.params.logprobs is not None:
@@ -250,7 +253,7 @@ class Client:
         return out
 
     def _hear(self, news: list[Delta]) -> None:
-        """Passes deltas to the group stops of their requests, always in the deltas' order."""
+        """Passes deltas to the GroupStop of their requests, in order."""
         for delta in news:
             group_stop = self._grouped.get(delta.request_id)
             if group_stop is not None:
@@ -269,7 +272,8 @@ class Client:
         scores: LazyLogprobs | None,
         out: list[Delta],
     ) -> Delta:
-        """Returns the delta of a sample that keeps a decoder: streamed, or with stop strings."""
+        """Returns the delta of a sample that has a SampleDecoder: it is streamed or has stop
+        strings."""
         text = asked.samples.get(index)
         if text is None:
             text = asked.samples[index] = SampleDecoder(
@@ -281,7 +285,7 @@ class Client:
         return delta
 
     def _finish(self, asked: PendingRequest, delta: Delta, finish: int, stop_id: int) -> None:
-        # stopped by a stop string, which the engine doesn't know
+        # a stop string ended the sample; only the client knows these, so the engine must be told
         stopped = delta.stop_reason is not None
         if stopped:
             delta.finish_reason = "stop"
@@ -391,8 +395,8 @@ def check_choice(
 
 
 def _say_why(delta: Delta, group_stop: GroupStop) -> None:
-    """Notes on a delta that a group stop ended its sample: the answers agree, or extracting them
-    failed."""
+    """Sets finish and stop reason of a delta whose sample a GroupStop ended: enough answers agree,
+    or extracting them failed."""
     if group_stop.fault is None:
         delta.stop_reason = STOP_WHEN
     else:

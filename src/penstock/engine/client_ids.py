@@ -1,4 +1,4 @@
-"""ClientIds: request ids where several clients share an engine.
+"""ClientIds: request ids of clients that share an engine.
 
 Each client counts its requests from 0. The engine's id is client id × number of clients + client
 number: unique, and it names the client. Knows ids and columns; no processes, no messages.
@@ -15,7 +15,7 @@ from penstock.schedule.deltas import Deltas, PromptNews
 
 
 class ClientIds:
-    """Ids of `count` clients; with one client, ids are unchanged."""
+    """Converts request ids of `count` clients; with one client, ids are unchanged."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,10 +1,10 @@
-"""ControlQueue: work a client asks for between steps (new weights, an empty prefix cache, sleep),
-done one at a time.
+"""ControlQueue: control commands that run between steps. A client sends them: load new weights,
+empty the prefix cache, sleep, wake up. They run one at a time.
 
-While a control waits, and while the engine sleeps, no new request is taken up. Running requests are
+While a command waits, and while the engine sleeps, no new request is taken up. Running requests are
 waited for (`wait`), ended at once with their tokens so far (`abort`), or go on afterwards (`keep`):
-then an answer may come from two versions of the weights, and the keys and values of its prompt are
-of the first. Knows an engine and messages; no channel.
+then one answer may come from two versions of the weights, and its prompt's KV cache was computed
+with the first. Knows an engine and messages; no channel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Mode = Literal["wait", "keep", "abort"]
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):
-    """Down: run a control between steps. number: the client's own count of controls, from 0, set
-    when sent."""
+    """Down: run a control command between steps. number: the client's own count of commands, from
+    0, set when sent."""
 
     what: str
     mode: Mode = "wait"
@@ -40,15 +40,15 @@ class Control(msgspec.Struct, tag="control", frozen=True):
 
 
 class Controlled(msgspec.Struct, tag="controlled", frozen=True):
-    """Up: a control is done, or was refused and why."""
+    """Up: a control command is done, or was refused and why."""
 
     number: int
     refused: CarriedError | None = None
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
-    """Up, to all clients: the version of the weights for answers from here on, and the parts
-    asleep. changing: a control is running now, for as long as it takes."""
+    """Up, to all clients: the version of the weights for answers from here on, and the parts asleep
+    (weights, KV cache). changing: a control command is running now; it has no time limit."""
 
     version: str
     asleep: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Weights(msgspec.Struct, tag="weights", frozen=True):
 
 
 class ControlQueue:
-    """Controls of one engine, each with the client that sent it."""
+    """Waiting control commands of one engine, each with the client that sent it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -72,36 +72,36 @@ class ControlQueue:
 
     @property
     def waiting(self) -> bool:
-        """Returns True if a control waits."""
+        """Returns True if a command waits."""
         return bool(self._asked)
 
     @property
     def holds(self) -> bool:
-        """Returns True if no step may be launched: a `keep` control waits, or the engine sleeps."""
+        """Returns True if no step may be launched, because a command with mode `keep` waits or the
+        engine sleeps."""
         return bool(self._engine.asleep) or (self.waiting and self._asked[0][1].mode == "keep")
 
     @property
     def defers(self) -> bool:
-        """Returns True if new requests must wait: behind a control, or for the engine
-        to wake up."""
+        """Returns True if new requests must wait, because a command waits or the engine sleeps."""
         return self.waiting or bool(self._engine.asleep)
 
     def put(self, client: int, word: Control) -> None:
         self._asked.append((client, word))
 
     def drop(self, client: int) -> None:
-        """Forgets the controls of a client that has gone."""
+        """Drops the commands of a client that has gone."""
         self._asked = deque((who, word) for who, word in self._asked if who != client)
 
     @property
     def due(self) -> bool:
-        """Returns True if the first control can be done now."""
+        """Returns True if the first command can run now."""
         return (
             self.waiting and not self._engine.flights and (self.holds or not self._engine.has_work)
         )
 
     def next(self) -> tuple[int, Controlled]:
-        """Does the first control. Returns its client and its result."""
+        """Runs the first command. Returns its client and its result."""
         client, word = self._asked.popleft()
         try:
             self._work[word.what](word)

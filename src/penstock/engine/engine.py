@@ -1,4 +1,4 @@
-"""Engine: the main loop. Takes requests, launches steps on the device, returns their deltas.
+"""Engine: the main loop. It takes requests, launches steps on the device, returns their deltas.
 
 A step is launched before the one before it is read (`steps_ahead`), so the device never waits for
 the host. Knows the scheduler and a runner; no text, no processes.
@@ -25,7 +25,7 @@ from penstock.shared_weights import WeightsSource
 from penstock.structured_output.mask_patience import MaskPatience
 from penstock.structured_output.mask_pool import Form, MaskPool
 
-_LOOK = 2e-4  # seconds between two checks for masks that a late draw waits for
+_LOOK = 2e-4  # seconds between two checks whether the token masks of a step have been made
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 
 
@@ -39,8 +39,8 @@ class Refused:
 
 class Engine:
     """A scheduler and a runner, driven by step(). limit: the roofline gauge, if the hardware's peak
-    rates are known. masks: makes masks of structured outputs, shared with the scheduler; without it
-    such requests are refused."""
+    rates are known. masks: makes token masks of structured outputs, shared with the scheduler;
+    None: such requests are refused."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Engine:
     ) -> None:
         self.masks = masks
         self.weights_version = FIRST_WEIGHTS
-        # tags of sleeping parts; while any sleeps no step may be launched
+        # parts that sleep ("weights", "kv_cache"); while any sleeps no step may be launched
         self.asleep: tuple[str, ...] = ()
         self.scheduler, self.runner, self.steps_ahead, self.limit = (
             scheduler,
@@ -62,7 +62,7 @@ class Engine:
         )
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._late: tuple[StepPlan, Flight] | None = (
-            None  # a step whose forward is launched and whose draw is not
+            None  # a late step: its forward is launched, its draw waits for token masks
         )
         self._patience = MaskPatience()
         self._rate, self._pace = _Rate(), StepPace()
@@ -76,7 +76,7 @@ class Engine:
 
     def submit(self, request: Request, form: Form | None = None) -> Refused | None:
         """Takes a request; returns a Refused if it can never run. form: the compiled grammar of its
-        answer, if known; else the scheduler waits for it."""
+        structured output, if there is one already; None: it is compiled now."""
         if self.limit is not None and not self.has_work:
             self.limit.rest()
         try:
@@ -88,7 +88,7 @@ class Engine:
             return Refused(request.request_id, CarriedError.of(error))
         except Exception:
             if request.request_id in self.scheduler.live:
-                raise  # the request was half taken in: the columns may be inconsistent
+                raise  # the request was half added: the scheduler's arrays may be inconsistent
             logging.getLogger(__name__).exception(
                 "a request was refused: the scheduler failed at it"
             )
@@ -107,8 +107,8 @@ class Engine:
         Returns the deltas it read, or None.
 
         launch=False: only reads. Tokens of samples ended with REST come first, and nothing is
-        launched for them. A step that draws late is launched up to its draw, which waits until
-        older steps are read.
+        launched for them. A step whose rows need token masks is launched without its draw, which
+        follows once older steps are read (a late draw).
 
         An exception inside a step breaks the engine; one raised while waiting for the device does
         not.
@@ -131,7 +131,8 @@ class Engine:
         return self._read()
 
     def _launch(self) -> bool:
-        """Plans a step and launches it (or only its forward). Returns True if there was one."""
+        """Plans a step and launches it (only its forward, if it draws late). Returns True if there
+        was a step."""
         self.broken = True
         plan = self.scheduler.plan()
         if plan is not None:
@@ -151,9 +152,9 @@ class Engine:
         return plan is not None
 
     def _draw(self, plan: StepPlan, forward: Flight) -> None:
-        """Launches the draw of a late step once its masks have come or waiting no longer pays; rows
-        whose mask is missing sit out. If all rows lack one, it waits for a mask or for the end of
-        the forward."""
+        """Launches the draw of a late step once its token masks are ready or waiting no longer
+        pays. Rows whose mask is missing then draw no token in this step. If all rows lack one, it
+        waits for a mask or for the end of the forward."""
         missing, held = self.scheduler.await_masks(0.0), self.scheduler.held_rows(plan)
         self._patience.begin(time.monotonic(), held, plan.rows.size - held, missing)
         while missing and (missing := self.scheduler.await_masks(_LOOK)):
@@ -183,7 +184,7 @@ class Engine:
         return deltas
 
     def reset_prefix_cache(self) -> None:
-        """Empties the prefix cache: later prompts find no block computed before."""
+        """Empties the prefix cache: later prompts find no block that was computed before."""
         self.scheduler.reset_prefix_cache()
 
     def update_weights(self, source: WeightsSource, version: str | None = None) -> None:
@@ -203,7 +204,8 @@ class Engine:
             source.name if version is None and isinstance(source, Path) else str(version)
         )
         self.reset_prefix_cache()
-        if self.asleep:  # the weights were asleep: wake up, unless another part still sleeps
+        # new weights are awake; the engine stays asleep only if another part sleeps
+        if self.asleep:
             self.wake_up(())
 
     def sleep(self, level: int = 1) -> None:

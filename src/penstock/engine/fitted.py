@@ -1,9 +1,11 @@
-"""Fitted: an artifact as opened on this machine: its choices that apply, its differences from the
-machine it was built on, and its files verified beside the loading.
+"""Fitted: a built engine compared with this machine. `penstock build` writes a built engine (also
+called artifact): weights, and option values chosen by measurements on one machine. This file
+decides which of these values apply here, lists the differences between the two machines, and
+verifies the files' checksums while the weights load.
 
 docs/design/artifact.md has the table of differences and their handling.
 
-    a knob   the user's value, else the artifact's if its choices hold here, else the default
+    a knob   the user's value, else the built engine's if its choices hold here, else the default
     a file   kernel binaries are verified before they are loaded, all others while the weights load
 """
 
@@ -26,8 +28,7 @@ from penstock.kernels.tunables import known
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
 
-# Options that an artifact never sets: the choice of model, how to open it, and limits on request
-# length.
+# Options that a built engine never sets: which model, how to open it, and limits on request length.
 NOT_ITS_OWN = frozenset(
     {
         "model",
@@ -46,19 +47,20 @@ NOT_ITS_OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """An artifact compared with this machine and with the user's options."""
+    """A built engine compared with this machine and with the user's options."""
 
     folder: Path
     manifest: Manifest
-    config: Config  # the user's knobs, and the artifact's for knobs the user left alone
-    taken: list[str]  # names of knobs taken from the artifact
-    holds: bool  # True if its knobs and tunables apply to this machine
-    notes: list[str]  # one line per difference from the machine it was built on, and its handling
+    config: Config  # the user's options, with the built engine's values where the user set none
+    taken: list[str]  # names of options whose value is the built engine's
+    holds: bool  # True if its tuned values apply to this machine
+    notes: list[str]  # one line per difference from the build machine, with what is done about it
 
 
 def fit(config: Config, folder: Path) -> Fitted | None:
-    """Returns None for a folder that is no artifact. Raises CheckpointError for an unfinished or
-    unreadable one, UsageError for `sealed` without one."""
+    """Compares the built engine in `folder` with this machine. Returns None if the folder is none.
+    Raises CheckpointError for an unfinished or unreadable one, UsageError if the option `sealed` is
+    set and the folder is none."""
     manifest = find_manifest(folder)
     if manifest is None:
         if config.model.sealed:
@@ -90,9 +92,9 @@ def fit(config: Config, folder: Path) -> Fitted | None:
 
 
 def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> TorchRunner:
-    """Opens the artifact's model while its files are verified. Raises CheckpointError for a file
-    that differs from the built one; EngineError if it is sealed and a kernel would have to be
-    compiled."""
+    """Opens the built engine's model while its files' checksums are verified. Raises
+    CheckpointError for a changed file, and EngineError if the option `sealed` is set and a kernel
+    would have to be compiled."""
     folder, files = fitted.folder, fitted.manifest.files
     kernels = {name: told for name, told in files.items() if name.startswith(f"{KERNELS}/")}
     if (folder / KERNELS).is_dir():
@@ -115,7 +117,7 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
         except BaseException as error:
             let_go()
             if isinstance(error, CheckpointError):
-                # a damaged file is the more likely cause; its error is raised instead
+                # a damaged file is the likely cause: raise its error instead
                 checking.result()
             raise
         runner.at_close = let_go
@@ -128,7 +130,8 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
 
 
 def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
-    """Returns one line per difference between the build machine and this one, with its handling."""
+    """Returns one line per difference between the build machine and this one, and what is done
+    about it."""
     then, notes = manifest.built_on, []
     retune = f"penstock build --retune {folder} makes them for this machine"
     if (then.device == "cpu") != (here.device == "cpu") or then.capability != here.capability:
@@ -172,8 +175,8 @@ def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
 def _with_choices(
     config: Config, manifest: Manifest | None, folder: Path
 ) -> tuple[Config, list[str], list[str]]:
-    """Returns the user's config with the manifest's values for knobs the user left alone, the names
-    of these knobs, and notes."""
+    """Returns (config, names, notes): the user's config with the manifest's values for options that
+    the user did not set, the names of these options, and lines for the user."""
     fitted, told, notes = Config.of(**config.told()), config.told(), list[str]()
     if manifest is not None:
         fitted.tuned = known(manifest.tunables)
@@ -206,22 +209,22 @@ def _with_choices(
 
 
 def ranks_of(config: Config) -> int:
-    """Returns the number of ranks for a model: the artifact's, if it is one, else the config's.
-    Raises CheckpointError for an unfinished artifact."""
+    """Returns the number of tensor parallel ranks for a model: the built engine's, if the folder is
+    one, else the config's. Raises CheckpointError for an unfinished built engine."""
     folder = Path(config.model.model).expanduser()
     manifest = find_manifest(folder) if folder.is_dir() else None
     return config.parallel.tensor_parallel_size if manifest is None else _ranks_of(manifest)
 
 
 def _ranks_of(manifest: Manifest) -> int:
-    """Returns the number of ranks an artifact is built for."""
+    """Returns the number of ranks a built engine is made for."""
     found = manifest.engine.get("tensor_parallel_size", 1)
     return found if isinstance(found, int) else 1
 
 
 def _check_ranks(config: Config, manifest: Manifest, folder: Path) -> None:
-    """Raises UsageError if the user names another number of ranks than the artifact was
-    built for."""
+    """Raises UsageError if the user asks for another number of ranks than the built engine is made
+    for."""
     ranks, built = config.parallel.tensor_parallel_size, _ranks_of(manifest)
     if "tensor_parallel_size" in config.named and ranks != built:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""GroupStop: watches the samples of one request end, and ends the rest once enough answers agree.
+"""GroupStop: ends a request once enough answers agree. It reads the answer of each sample of the
+request that ends, and then ends the remaining samples.
 
 Knows texts and ends of samples; not which engine draws them."""
 
@@ -11,24 +12,26 @@ from collections.abc import Callable, Iterable
 from penstock.errors import PenstockError, UsageError
 from penstock.request import Delta, StopWhen
 
-STOP_WHEN = "stop_when"  # stop_reason of samples ended by a group stop
+STOP_WHEN = "stop_when"  # stop_reason of samples that a GroupStop ended
 Find = Callable[[str], "str | asyncio.Future[str | None] | None"]
 
 
 class GroupStop:
-    """Counts the answers of one request. over: True once enough agree; the engines drawing its
-    samples then end the rest. fault: the error that stopped the search for answers; samples ended
-    by it end with this error."""
+    """Counts the answers of one request. over: True once enough agree; the engines that draw its
+    samples then end the remaining ones. fault: the error of a failed search for an answer; all
+    remaining samples end with it."""
 
     def __init__(self, find: Find, agree: int, known: Iterable[str | None] = ()) -> None:
-        """find: returns the answer in a sample's text or None, or a future of either (searched in
-        another process, one text at a time). known: answers of samples that ended earlier."""
+        """find: returns the answer in a sample's text, or None, or a future of one of them if
+        another process searches; it searches one text at a time. known: answers of samples that
+        ended earlier."""
         self._find, self._agree = find, agree
         self._looking = False  # a future of `find` is pending
         self._waiting: deque[str] = deque()  # texts waiting to be searched
         self.fault: PenstockError | None = None
         self._answers: Counter[str] = Counter()
-        self._texts: dict[int, list[str]] = {}  # pieces of text of running samples, by sample index
+        # sample index -> pieces of its text, for running samples
+        self._texts: dict[int, list[str]] = {}
         self._ends: list[Callable[[], None]] = []
         self.over = False
         for answer in known:
@@ -50,8 +53,8 @@ class GroupStop:
             self._ends.append(end)
 
     def hear(self, delta: Delta) -> None:
-        """Takes a sample's delta. If the search for its answer fails, that sample ends in an error,
-        and so do the others."""
+        """Takes a sample's delta; at the sample's end its answer is searched. If the search fails,
+        this and all remaining samples end with the error."""
         if delta.finish_reason is None:
             self._texts.setdefault(delta.index, []).append(delta.text)
             return
@@ -76,9 +79,9 @@ class GroupStop:
             self._count(found)
 
     def _looked(self, found: asyncio.Future[str | None]) -> None:
-        """Counts the answer found by a future, and searches the next waiting text."""
+        """Counts the answer that a future has found, and searches the next waiting text."""
         self._looking = False
-        if found.cancelled():  # the event loop is ending
+        if found.cancelled():  # cancelled, because the event loop is ending
             return
         try:
             self._count(found.result())

@@ -1,8 +1,8 @@
-"""held_interrupts: keeps Ctrl-C from interrupting a block of code. Knows signals alone.
+"""held_interrupts: delays Ctrl-C until a block ends. Knows signals alone.
 
 The engine of an `LLM` runs in the caller's thread. A KeyboardInterrupt in the middle of a step
-would leave a step taken off the queue and never read. So Ctrl-C is held back until the step is
-over; a second one interrupts at once.
+would leave a launched step that is never read. So Ctrl-C is delayed until the step is over; a
+second one interrupts at once.
 """
 
 from __future__ import annotations

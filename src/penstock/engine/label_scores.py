@@ -1,4 +1,5 @@
-"""Label scores: probability of each of several tokens as the next token after a prompt.
+"""Label scores: next-token probabilities of given tokens. A request names several tokens (labels);
+the answer is each one's probability as the next token after the prompt.
 
 The request draws one token, in the step that ends its prompt. Knows logprobs; no prompts."""
 

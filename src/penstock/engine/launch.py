@@ -1,5 +1,5 @@
-"""launch: starts an engine in its own process and returns a client for this event loop once it is
-ready.
+"""launch: starts an engine in its own process. Returns a client for this event loop once the engine
+is ready.
 
 With several engines, or several processes that share one, supervisor.py starts the engines and each
 process joins them (replica_set.py), with the functions here. Knows processes and the channel's
@@ -37,8 +37,8 @@ ENGINE = command_of("penstock.engine.process")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Placement of a replica. visible: its CUDA_VISIBLE_DEVICES, None: this process's; cores: CPU
-    cores it is pinned to, empty: not pinned."""
+    """GPUs and CPU cores of a replica. visible: its CUDA_VISIBLE_DEVICES; None: this process's.
+    cores: CPU cores it is pinned to; empty: not pinned."""
 
     visible: str | None = None
     cores: list[int] = field(default_factory=list)
@@ -71,8 +71,8 @@ async def launch(
 
 @contextlib.contextmanager
 def addresses(clients: int) -> Iterator[list[str]]:
-    """Yields one address per client. Both ends must connect inside the block; afterwards nothing
-    else can join."""
+    """Yields one ZeroMQ address per client. Engine and client must connect inside the block;
+    afterwards the addresses are gone."""
     # the folder and its sockets are accessible to this user alone
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
@@ -101,7 +101,7 @@ async def start(
         raise could_not_start("the engine's process", error) from error
     # Standard input stays open after this line: the engine exits when it closes.
     assert process.stdin is not None
-    # this engine is one of the replicas
+    # the process runs a single replica, so it gets no data_parallel_size
     knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}
     said = {
         "addresses": list(addresses),

@@ -1,10 +1,10 @@
-"""LazyLogprobs: logprobs of a sample's tokens, kept as columns; a position's dict is made on
-access.
+"""LazyLogprobs: logprobs of a sample, kept in arrays. The dict of one position is made when it is
+read.
 
     output.logprobs[3] -> {token: Logprob, ...}
 
-A step of 8,192 rows would make 8,192 dicts, few of which are ever read. Knows numbers and how a
-token is spelt; no samples.
+A step of 8,192 rows would otherwise make 8,192 dicts, few of which are ever read. Knows numbers and
+how a token is spelt; no samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
-Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids [t, k], top [t, k]
+# arrays of t tokens: ids [t], chosen logprobs [t], ranks [t]; k likely ids [t, k], their logprobs
+# [t, k]
+Columns = tuple[NDArray[Any], ...]
 
 
 class LazyLogprobs(Sequence[PositionLogprobs]):
@@ -47,9 +49,9 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         brief: bool = False,
         ranked: bool = True,
     ) -> LazyLogprobs:
-        """Returns the logprobs of entry i of a message, with the k most likely tokens (or the named
-        ones). Copies its columns, so that one sample doesn't keep the whole message alive; `brief`
-        skips the copy, for an event that is dropped once sent."""
+        """Returns the logprobs of entry i of a message, with the k most likely tokens (or the
+        tokens that the request names). Its arrays are copied, so that one sample doesn't keep the
+        whole message in memory. brief: True: no copy, for an event that is dropped once sent."""
         assert (
             up.chosen is not None
             and up.rank is not None
@@ -71,7 +73,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     def of_prompt(
         cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None
     ) -> LazyLogprobs | None:
-        """Returns the logprobs of prompt tokens 1, 2, ...; None if the news has none."""
+        """Returns the logprobs of prompt tokens 1, 2, ...; None if `news` has none."""
         if news.chosen is None or news.rank is None or news.top_ids is None or news.top is None:
             return None
         spell = None if tokenizer is None else tokenizer.token_text
@@ -89,7 +91,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         return parts[0]._like(np.concatenate(column) for column in columns)
 
     def apart(self) -> LazyLogprobs:
-        """Returns a copy that keeps no message alive, for `brief` ones that have to wait."""
+        """Returns a copy that keeps no message in memory, for logprobs made with `brief` that have
+        to wait."""
         return self._like(column.copy() for column in self._columns)
 
     def _like(self, columns: Iterable[NDArray[Any]]) -> LazyLogprobs:
@@ -97,7 +100,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     @property
     def columns(self) -> Columns:
-        """Columns, read-only, for writers of many tokens that need no object per token."""
+        """The arrays, read-only, for code that writes many tokens and needs no object per token."""
         return self._columns
 
     def added_to(self, total: float) -> float:
@@ -156,7 +159,7 @@ class GrowingLogprobs:
     that parts are not copied again each time."""
 
     def __init__(self) -> None:
-        self._last: LazyLogprobs | None = None  # the last part; supplies the spelling
+        self._last: LazyLogprobs | None = None  # the last part, whose tokenizer is used
         self._held: list[NDArray[Any]] = []  # columns with spare room at the end
         self._count = 0
 

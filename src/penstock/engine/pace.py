@@ -1,17 +1,18 @@
-"""StepPace: the engine's seconds per drawn token and per prompt token, from the durations of its
-steps.
+"""StepPace: measures seconds per drawn and per prompt token. The figures come from the durations of
+the engine's steps.
 
-The router between replicas weighs requests by it (schedule/replica_router.py). The cost of a drawn token is
-its cost in the fullest steps seen: in a step of few rows most of the time goes to reading the
-weights, and one more row is nearly free. Knows numbers of steps and seconds.
+The router between replicas weighs requests by these figures (schedule/replica_router.py). The cost
+of a drawn token is its cost in the fullest steps seen: in a step of few rows most of the time goes
+to reading the weights, and one more row is nearly free. Knows numbers of steps and seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-_FADE = 0.98  # weight of the old value in running means, per step
-_FORGET = 1.0005  # growth of the stored best per step, so that an outdated best is replaced
+_FADE = 0.98  # weight of the old value in a running mean, at each step
+# factor by which the stored least seconds grow per step, so that an outdated value is replaced
+_FORGET = 1.0005
 
 
 class StepPace:
@@ -21,7 +22,7 @@ class StepPace:
         self._launched: deque[float] = deque()
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
-        self._best = 0.0  # least seconds per row
+        self._best = 0.0  # least seconds per row of a step so far
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )

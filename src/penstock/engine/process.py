@@ -1,9 +1,10 @@
-"""The engine's process: `python -m penstock.engine.process`, started only by launch.py.
+"""The engine's process, started only by launch.py. Its command is `python -m
+penstock.engine.process`.
 
 Reads one line of JSON from standard input (the knobs and one address per client), loads the model,
-sends Ready, and runs the loop until all clients have closed; requests of a client that goes away
-are ended. The parent keeps standard input open; when it closes, the process exits. Knows the loop
-and the channel.
+sends Ready, and runs the loop until all clients have closed; when a client goes away, its requests
+end. The parent keeps standard input open; when it closes, the process exits. Knows the loop and the
+channel.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
 
 
 def _say_what_loads() -> None:
-    """Prints our own log, from level `info` on, to standard error: the user sees how
+    """Prints Penstock's log, from level `info` on, to standard error, so that the user sees how
     loading goes."""
     ours, lines = logging.getLogger("penstock"), logging.StreamHandler()
     lines.setFormatter(logging.Formatter("penstock: %(message)s"))
@@ -110,7 +111,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
     engine.runner.watch(goes_on)
     compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
-    # messages about requests, held back while a control waits or the engine sleeps
+    # messages about requests that wait behind a control command, or until the engine wakes up
     later: list[Heard] = []
     while True:
         refused: list[Refused] = []
@@ -156,7 +157,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
             if deltas is not None:
                 watchdog.stepped()
         if not compiling.waiting and controls.due:
-            # a control takes as long as it takes; clients get `changing` for the same reason
+            # a control command has no time limit: stop the watchdog, and tell the clients by
+            # `changing`
             watchdog.idle()
             end.send_up(Weights(engine.weights_version, engine.asleep, changing=True))
             done = controls.next()
@@ -179,15 +181,15 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
 
 def _end_all(engine: Engine, compiling: CompileQueue) -> None:
-    """Ends all running and waiting requests; each still sends up its tokens so far."""
+    """Ends all running and waiting requests; each still sends its tokens so far."""
     for request_id in [*compiling.request_ids, *engine.scheduler.live]:
         if not compiling.cancel(request_id, REST):
             engine.cancel(request_id, REST)
 
 
 def _is_of_waiting(word: Heard, later: list[Heard]) -> bool:
-    """Returns True if a message must wait behind a control: a request, or the cancel of a waiting
-    request."""
+    """Returns True if a message must wait behind a control command: it is a request, or the cancel
+    of a waiting request."""
     if isinstance(word, Cancel):
         return any(
             isinstance(held, Ask) and held.request.request_id == word.request_id for held in later

@@ -1,5 +1,5 @@
-"""Stream: one request's deltas for a reader on an asyncio loop, which may be slow. Knows deltas; no
-engine."""
+"""Stream: one request's deltas for an asyncio reader. A slow reader gets merged deltas. Knows
+deltas; no engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import PenstockError
 from penstock.request import Delta
 
-BEHIND = 1_024  # deltas waiting for the reader above which they are merged
-# tokens with logprobs at which a merged delta stops growing, so that no merge copies all waiting
-# logprobs
+BEHIND = 1_024  # deltas are merged when more than this many wait for the reader
+# a merged delta with logprobs gets no further tokens beyond this number, so that a merge does not
+# copy all waiting logprobs again
 SCORED = 16
 
 
 class CancelRequest(Protocol):
-    """Ends a request. told: its samples first send up their tokens so far as their final deltas."""
+    """Function that ends a request. told: True: its samples first send their tokens so far, as
+    their final deltas."""
 
     def __call__(self, asked: PendingRequest, *, told: bool = False) -> None: ...
 
@@ -43,7 +44,7 @@ class Stream:
         self.end()
 
     def cut(self) -> None:
-        """Ends all samples that have not ended; each still sends up its tokens so far."""
+        """Ends all samples that have not ended; each still sends its tokens so far."""
         self._cancel(self.asked, told=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:

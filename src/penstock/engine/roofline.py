@@ -1,15 +1,17 @@
-"""Roofline: the least time of a step by arithmetic, and a gauge of how near real steps come to it.
+"""Roofline: the least time a step can take. Computes it from a step's sizes and the device's peak
+rates, and measures how near real steps come to it.
 
-A step takes at least: its matrix products at the machine's rate (or one read of its weights, if
-longer), one read of K and V by each layer (a shared prefix once per group), reading and writing the
-recurrent state of each row, attention's own products at the best rate, and one more read of the
-logits for sampling. Experts: the estimate assumes tokens choose them evenly; if all tokens choose
-the same experts, less is read. Prompts over latent vectors either absorb them or expand keys and
-values, whichever is less. The parts of a step run in sequence, so their times add up.
+A step takes at least the sum of: its matrix products at the machine's rate (or one read of its
+weights, if longer), one read of K and V by each layer (a shared prefix once per group), reading and
+writing the recurrent state of each row, attention's own products at the best rate, and one more
+read of the logits for sampling. Experts: the estimate assumes tokens choose them evenly; if all
+tokens choose the same experts, less is read. Prompts over latent vectors either absorb them or
+expand keys and values, whichever is less. The parts of a step run in sequence, so their times add
+up.
 
-`benchmarks/shapes.py` compares work with rates it measured (step_limit.py beside it); the gauge
-compares a running engine's steps with the data sheet's rates (execute/gpu_specs.py). Both are a
-Machine. Knows step plans, sizes and a clock; no devices.
+`benchmarks/shapes.py` compares measured runs with rates it measured (step_limit.py beside it); the
+gauge compares a running engine's steps with the data sheet's rates (execute/gpu_specs.py). Both
+implement Machine. Knows step plans, sizes and a clock; no devices.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Float64 = NDArray[np.float64]
 Columns = dict[str, Float64]
 
-AT_ONCE = 256  # steps summed per call of the arithmetic
+AT_ONCE = 256  # number of steps whose limits are computed in one call
 
 
 class Machine(Protocol):
@@ -63,10 +65,11 @@ _OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
 class Steps:
     """Columns of launched steps, one entry per step.
 
-    rows: tokens drawn. own: cached tokens read by single rows. shared: tokens of prefixes, read
-    once per group. shared_pairs: (row, prefix token) pairs. chunk: prompt tokens prefilled.
-    chunk_pairs: (token, token before it). chunk_context: cached tokens that chunks read. Layers
-    with a window share no prefixes; `own 4096` counts for window 4096.
+    All are counts. rows: tokens drawn. own: cached tokens that rows read each for itself. shared:
+    prefix tokens, read once per prefix group. shared_pairs: (row, prefix token) pairs. chunk:
+    prompt tokens prefilled. chunk_pairs: pairs of a prompt token and a token before it.
+    chunk_context: cached tokens that prompt chunks read. Layers with a window share no prefixes;
+    `own 4096` counts for window 4096.
     """
 
     def __init__(self, windows: Iterable[int] = ()) -> None:
@@ -75,7 +78,7 @@ class Steps:
         self._lists: dict[str, list[int]] = {name: [] for name in (*_ALL, *named)}
 
     def note(self, plan: StepPlan) -> None:
-        """Adds a step's sums over whole columns: 2 us for one row, 8 us for 8,192 rows
+        """Adds a step's counts, summed by numpy: this takes 2 us for one row, 8 us for 8,192 rows
         in groups."""
         count, lists = int(plan.rows.size), self._lists
         shared = pairs = 0
@@ -124,8 +127,8 @@ class Steps:
 def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least total seconds of these steps (Steps.columns)."""
     rows, tokens = steps["rows"], steps["rows"] + steps["chunk"]
-    below = sizes.layers - 1  # fraction of layers in which chunks attend
-    share = below / sizes.layers  # share of layers in which chunks attend
+    below = sizes.layers - 1  # number of layers in which prompt chunks attend (not the last)
+    share = below / sizes.layers  # the same as a share of all layers
     seconds = machine.head_seconds(rows, sizes.vocab * sizes.hidden)
     for count, layers in ((tokens, below), (rows, 1)):
         seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)
@@ -144,7 +147,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
         context = steps[f"chunk_context{suffix}"]
         if (
             latent := each.latent
-        ) is not None:  # `layer_weights` covers the products of a chunk's own tokens
+        ) is not None:  # the products of a chunk's own tokens are in `layer_weights` already
             made = (context - steps["chunk"]) * latent.expansion + pairs * latent.expanded_pair
             pairs = np.minimum(pairs, made / latent.absorbed_pair)
         read, pairs = read + context * share, pairs * share
@@ -164,7 +167,8 @@ def _experts_seconds(tokens: Float64, experts: RoutedNumbers, machine: Machine) 
 
 
 class RooflineGauge:
-    """Share of the hardware limit: least time divided by time taken, over the last second of work.
+    """Measures the share of the hardware limit that is reached: least possible time over time
+    taken, in the last second of work.
 
     Time taken runs from one reading to the next, or from the first launch after idle: host delays
     count, idle time doesn't. Costs a few sums per step, and the arithmetic once per many steps.
@@ -185,7 +189,7 @@ class RooflineGauge:
         self._since: float | None = (
             None  # start of the time being measured; None: the next launch starts it
         )
-        self._read = 0  # read steps at the front that are not summed yet
+        self._read = 0  # number of oldest steps that were read and are not summed yet
         self._least = self._taken = 0.0
 
     def rest(self) -> None:
@@ -193,7 +197,8 @@ class RooflineGauge:
         self._since = None
 
     def launching(self, plan: StepPlan) -> None:
-        """Notes a step before its launch: afterwards its arrays belong to the runner."""
+        """Notes a step. Call it before the launch: afterwards the plan's arrays belong to the
+        runner."""
         self._steps.note(plan)
         if self._since is None:
             self._since = self._clock()

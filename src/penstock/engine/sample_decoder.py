@@ -1,5 +1,5 @@
-"""SampleDecoder: text of one sample as it grows, for samples that are streamed or watched for stop
-strings.
+"""SampleDecoder: the text of one growing sample. Used for samples that are streamed or have stop
+strings; other samples are decoded once, at their end.
 
 Knows one sample's tokens; no requests, no channels.
 """
@@ -101,8 +101,8 @@ class SampleDecoder:
                 and (run := self._detokenizer.held_run())
                 and self._checker.would_stop(new + run)
             ):
-                # held bytes complete a stop string: don't wait for another token, as in a whole
-                # sample
+                # decode held-back bytes too if they complete a stop string, instead of waiting for
+                # another token
                 new += self._detokenizer.flush()
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()

@@ -1,5 +1,5 @@
-"""Watchdog: ends an engine that has work but completes no step, nor a layer of one, and prints
-where it hangs.
+"""Watchdog: ends an engine that hangs. An engine hangs if it has work but completes no step (on a
+CPU: no layer) in time; its threads' stacks are printed before it ends.
 
 The alarm is faulthandler's own thread, outside Python's interpreter, since the hanging code may
 hold the interpreter's lock for ever. A process that is stopped or stuck in a driver cannot end
@@ -18,11 +18,12 @@ LATE = 0.25  # fraction of the step timeout after which the engine counts as unh
 
 
 class Watchdog:
-    """Alarm for hanging steps: `began` and `stepped` restart it, `idle` stops it."""
+    """Alarm for hanging steps: `began` starts it, `stepped` restarts it, `idle` stops it."""
 
     def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
         self._timeout = step_timeout
-        # least seconds between restarts of the alarm: each starts a thread, 50 us
+        # least seconds between restarts of the alarm; a restart takes 50 us, because it starts a
+        # thread
         self._again = min(1.0, step_timeout / 20)
         self._set: float | None = None  # time of the last restart
 

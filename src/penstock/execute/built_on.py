@@ -1,5 +1,5 @@
-"""built_on: describes this machine and its libraries, for an artifact's manifest. Reads torch and
-/proc; loads no model and imports no triton."""
+"""built_on: describes this machine and its libraries. A built engine's manifest stores the
+description. Reads torch and /proc; loads no model and imports no triton."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def built_on(device: torch.device) -> BuiltOn:
-    """Returns the description of this machine and device, for which choices made here hold."""
+    """Returns the description of this machine and device. Options that `penstock build` tunes here
+    are valid for machines of the same description."""
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return BuiltOn(
         device="cpu" if gpu is None else gpu.name,

@@ -1,10 +1,10 @@
-"""settle_threads: number of threads an engine on the CPU computes with: one per core that other
-work leaves free.
+"""settle_threads: sets torch's thread count on a CPU. It is one thread per core that other
+processes leave free.
 
-torch takes one thread per core, and a product ends only when all of them have run: beside two busy
-processes on two cores the demo model made 35 tok/s with two threads and 300 with one.
-`OMP_NUM_THREADS`, if set, decides alone. The number is fixed before the model is loaded, since a
-row's bits may depend on it.
+By default torch takes one thread per core, and a matrix product ends only when all threads have
+run. Beside two busy processes on two cores the demo model made 35 tok/s with two threads and 300
+with one. `OMP_NUM_THREADS`, if set, decides alone. The number is fixed before the model is loaded,
+since the last bits of a row's logits may depend on it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-# proc_stat(5), cgroup v2's cpu controller
+# sources: proc_stat(5), and cgroup v2's cpu controller
 STAT, QUOTA = (
     Path("/proc/stat"),
     Path("/sys/fs/cgroup/cpu.max"),
 )
-# seconds per window, and windows at most: enough that a short start of another process nearby
-# doesn't count
+# seconds of a measuring window, and most windows: enough that a process that starts and runs
+# briefly doesn't count
 WINDOW, WINDOWS = (
     0.05,
     20,
@@ -34,8 +34,8 @@ Times = dict[int, tuple[int, int]]  # per core: clock ticks idle, and all ticks
 
 
 def settle_threads(device: torch.device) -> None:
-    """Lowers the number of torch's threads if other work or a quota leaves fewer cores, and prints
-    so. Call it in the computing thread."""
+    """Lowers the number of torch's threads if other processes or a CPU quota leave fewer cores, and
+    prints a line about it. Call it in the thread that computes."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1 or "OMP_NUM_THREADS" in os.environ or not STAT.exists():
         return
@@ -84,7 +84,7 @@ def times_of(stat: str, cores: set[int]) -> Times:
     for line in stat.splitlines():
         name, *numbers = line.split()
         if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
-            # guest times are included in the first two
+            # fields after the eighth (guest times) are included in the first two already
             ticks = [int(number) for number in numbers[:8]]
             found[int(name[3:])] = sum(ticks[at] for at in IDLE), sum(ticks)
     return found

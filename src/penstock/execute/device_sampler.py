@@ -1,5 +1,5 @@
-"""DeviceSampler: hidden states of a step's rows -> tokens, in slices of rows, by kernels that read
-the rows' columns.
+"""DeviceSampler: draws a step's tokens from hidden states. It works in slices of rows, by kernels
+that read the rows' sampling options on the device.
 
     per slice   head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of
                 the chosen and most likely tokens -> logprobs of named ids
@@ -28,7 +28,8 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 Int32 = NDArray[np.int32]
-# entries of the bias pool whose address graphs hold; more biases move it to a larger pool
+# entries of the pool of logit_bias values, whose address CUDA graphs hold; if more are needed, the
+# pool moves
 BIAS_POOL = 1 << 18
 
 
@@ -53,10 +54,10 @@ class DeviceSampler:
         self._ranks = None if part is None else RankSampler(ops, rows, self._scratch, part)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
-        # [slots, W]: bit t % 32 of word t // 32 set: token t is allowed. Graphs hold its address:
-        # it never moves.
+        # token masks int32 [mask slots, ceil(vocabulary / 32)]: bit t % 32 of word t // 32 is set
+        # if token t is allowed. Graphs hold its address, so it never moves.
         self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
-        # [capacity]: forced token of each query; -1: draw it
+        # [capacity]: forced token of each query; -1: the token is drawn
         self.forced = torch.full((capacity,), -1, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -66,7 +67,8 @@ class DeviceSampler:
         self.pool_moved = False  # True once the bias pool has left the address that graphs hold
 
     def take_biases(self, first: int, ids: Tensor, values: Tensor) -> None:
-        """Writes entries `first` and on of the bias pool. ids [m] int32, values [m] float32."""
+        """Writes entries of the pool of logit_bias values, from index `first` on: token ids [m]
+        int32, values [m] float32."""
         last = first + ids.shape[0]
         if last > self.bias_ids.shape[0]:
             self.bias_ids, self.bias_values = (
@@ -177,5 +179,6 @@ def _longer(pool: Tensor, size: int) -> Tensor:
 
 PLAIN = 0
 EVERY = WANTS_ANY & ~WANTS_LABELS  # label scores are only drawn by steps without a graph
-# number of most likely tokens if any row wants logprobs: kernels are compiled for one number
+# number of most likely tokens computed if any row wants logprobs; one number for all, since kernels
+# are compiled for it
 MOST = MAX_LOGPROBS

@@ -1,13 +1,14 @@
-"""DeviceStep: one step as launches that read the rows on the device, so that it can be captured as
-a graph or launched ahead.
+"""DeviceStep: launches the kernels of one step. The kernels read the rows' data on the device, so
+that a step can be captured as a CUDA graph, or launched before earlier steps have been read.
 
     host      stage: pack the plan, one copy to the device       `staged_plan`
     device    apply the plan's changes, in schedule.step's order  here
               launch the step's kind: forward, draw               `step_kinds`, `step_launches`
 
-With compiled kernels, a step of S rows runs at the next larger of a few sizes; padding is the dead
-row, which is always done. In plain torch steps run at their own size, and nothing is captured.
-Nothing here waits for the device. Knows plans, rows, KV, the model and its draw; no sequences.
+With compiled kernels, a step's number of rows is padded to the next larger of a few sizes. Padding
+is the dead row: a row that has always ended. In plain torch steps are not padded, and nothing is
+captured. Nothing here waits for the device. Knows plans, rows, KV, the model and its draw; no
+sequences.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class DeviceStep:
             kv,
             scorer,
         )
-        self._windows = windows  # None: all layers keep K and V in the same blocks
+        # block tables of sliding-window layers; None: the model has none that need them
+        self._windows = windows
         self.max_rows = rows.length.shape[0] - 1
         self._sizes = sizes = PADDED if ops.compiled else EXACT
         capacity, device = (
@@ -103,13 +105,14 @@ class DeviceStep:
     def capture(
         self, sizes: Sequence[int], grouping: bool, asking: bool, room: int | None
     ) -> dict[str, Any]:
-        """Compiles and captures decode steps of `sizes` rows; returns a summary for describe().
+        """Compiles and captures decode steps of `sizes` rows as CUDA graphs; returns a summary for
+        describe().
 
-        room: bytes that graphs may take; None: other ranks capture the same sizes, so capture all.
-        grouping: also steps with prefix groups; asking: also draws with all sampling options.
-        Without `asking` only sizes a factor of two apart; the others are captured on first use.
+        room: bytes that graphs may take; None: capture all sizes, because other ranks do. grouping:
+        also capture steps with prefix groups. asking: also capture draws with all sampling options;
+        without it only sizes a factor of two apart are captured now, the others on first use.
 
-        No row may be live yet: it runs dead rows.
+        No row may be live yet, since this runs steps of dead rows.
         """
         launches, rows, width = (
             self.launches,
@@ -138,8 +141,8 @@ class DeviceStep:
         }
 
     def step(self, plan: StepPlan) -> Outcome:
-        """Launches a step; returns its results on the device. For a late step launches only the
-        forward."""
+        """Launches a step; returns its results on the device. For a late step (its draw waits for
+        token masks) only the forward is launched."""
         staged = self._stager.stage(plan, self._sizes_of(plan))
         self._change(staged)
         if not staged.queries and staged.chunks is None:
@@ -149,12 +152,13 @@ class DeviceStep:
         return (self._decode if staged.chunks is None else self._beside).launch(staged)
 
     def end(self, late: LateMasks) -> Outcome:
-        """Launches the draw of the last launched step, a late one; returns that step's results on
-        the device."""
+        """Launches the draw of the last launched step, which was late; returns its results on the
+        device."""
         return self._late.draw(late)
 
     def _sizes_of(self, plan: StepPlan) -> BesideSizes:
-        """Returns the sizes the step runs at; the same on all ranks, whatever each has captured."""
+        """Returns the padded sizes of a step; they are equal on all ranks, whatever graphs each has
+        captured."""
         rows, chunks = plan.query_rows.size, plan.chunks
         if chunks is not None and chunks.tokens.size:
             return self._sizes.beside(rows, chunks.tokens.size)

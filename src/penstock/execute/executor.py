@@ -1,7 +1,7 @@
-"""Executor: runs launched steps in order; flights are steps not read yet.
+"""Executor: runs launched steps in order. A flight is a step that is launched and not read yet.
 
-Knows work and results; not the content of a step. On the CPU the executor is one thread; on CUDA it
-is a stream, and results are copied to pinned memory, followed by an event.
+Knows functions to run and their results; not the content of a step. On the CPU the executor is one
+thread; on CUDA it is a stream, and results are copied to pinned memory, followed by an event.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from penstock.schedule.step import Flight, StepTokens, TokenLogprobs
 class Outcome:
     """Results of a step on the device."""
 
-    tokens: Tensor  # [S] int32
+    tokens: Tensor  # token drawn after each of the step's queries, int32 [queries]
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
 
     def to_host(self, *, pinned: bool) -> Outcome:
-        """Returns a copy in host memory; if pinned, the copy is complete only once the stream has
-        reached it."""
+        """Returns a copy in host memory. If pinned, the copy is made asynchronously: it is complete
+        once the stream has reached it."""
         return Outcome(
             _to_host(self.tokens, pinned),
             _logprobs_to_host(self.logprobs, pinned),
@@ -46,17 +46,18 @@ class Outcome:
 Made = TypeVar("Made")
 Work = Callable[[], Outcome]
 LOOK = 1.0  # seconds between two calls of `look` while waiting for a step
-TRIM = 60.0  # seconds between two returns of unused memory to the system
+TRIM = 60.0  # seconds between two calls of malloc_trim
 # glibc only. glibc keeps memory freed by steps of many sizes: 206 of the 795 MB of an engine under
 # mixed load for 8 minutes.
 _malloc_trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: None)
 
 
 class Executor(Protocol):
-    """Runs work in launch order."""
+    """Runs functions on a device in launch order."""
 
     def call(self, work: Callable[[], Made]) -> Made:
-        """Runs work that is no step and waits for it; returns its result or raises its error."""
+        """Runs a function that is no step and waits for it; returns its result or raises its
+        error."""
 
     def launch(self, work: Work) -> Flight: ...
 
@@ -73,13 +74,13 @@ def open_executor(device: torch.device) -> Executor:
 
 
 class ThreadExecutor:
-    """The CPU's executor. After an error every later step fails with it: the rows' state may be
-    inconsistent.
+    """The CPU's executor. After an error every later step fails with the same error, because the
+    rows' state may be inconsistent.
 
-    The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that has
-    used it, and with more workers than processors it stops waiting actively: with a second team in
-    the loading thread a decode step of 1,024 rows took 1.5 times as long (attention 72 ms instead
-    of 45).
+    The model is loaded in this thread too. OpenMP keeps a team of threads for each thread that has
+    used it. With more threads than processors, idle ones sleep instead of polling, which is slow.
+    With a second team, of a loading thread, a decode step of 1,024 rows took 1.5 times as long (its
+    attention 72 ms instead of 45 ms).
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class ThreadExecutor:
         if self._error is None:
             try:
                 outcome = _inferred(work).to_host(pinned=False)
-            except BaseException as error:  # noqa: BLE001  raised by later fetch and launch calls
+            except BaseException as error:  # noqa: BLE001 later calls of fetch and launch raise it
                 self._error = error
             else:
                 self._trim()
@@ -119,7 +120,7 @@ class ThreadExecutor:
         raise self._error
 
     def _trim(self) -> None:
-        """Returns unused memory to the system every TRIM seconds."""
+        """Returns unused memory to the system, if TRIM seconds have passed since the last time."""
         now = time.monotonic()
         if now - self._trimmed >= TRIM:
             self._trimmed = now
@@ -212,7 +213,8 @@ class _StreamFlight:
 
 
 def _told(error: BaseException) -> PenstockError:
-    """Returns a new exception for each raise, since a traceback belongs to one thread."""
+    """Returns a new exception with the error's message. Each raise needs its own, since a traceback
+    belongs to one thread."""
     if isinstance(error, EngineError):
         told: PenstockError = EngineError(str(error))
     else:
@@ -238,8 +240,8 @@ def _logprobs_to_host(found: Logprobs | None, pinned: bool) -> Logprobs | None:
 
 
 def _read(found: Logprobs | None) -> TokenLogprobs | None:
-    """Converts logprobs; beyond each token's own k, ids are -1 and values -inf, up to the largest
-    k."""
+    """Converts logprobs to numpy. k is the largest number of most likely tokens wanted; where a
+    token wants fewer, further ids are -1 and values -inf."""
     if found is None:
         return None
     lines = (found.chosen.numpy(), found.rank.numpy(), found.top_ids.numpy(), found.top.numpy())

@@ -1,5 +1,5 @@
-"""First step of an engine: on every rank, prefills a prompt and draws a token before the engine
-reports ready. Knows a runner and plans of its own; no scheduler, no requests.
+"""First step of an engine, run before it reports ready. On every rank it prefills a prompt and
+draws a token. Knows a runner and plans of its own; no scheduler, no requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StartClock:
         self._began = time.monotonic()
 
     def end(self, phase: str) -> None:
-        """Adds the seconds since the last end to this phase."""
+        """Ends this phase: it gets the seconds since the phase before it ended."""
         now = time.monotonic()
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + now - self._began, 2)
         self._began = now
@@ -34,11 +34,11 @@ class StartClock:
 
 
 def take_first_step(runner: TorchRunner) -> None:
-    """Prefills a prompt in block 1 and draws one token of row 0, which then ends: both are free
-    afterwards. Raises a step's errors, and CheckpointError if the logits were not finite."""
+    """Prefills a prompt in block 1 and draws one token of row 0, which then ends; row and block are
+    free afterwards. Raises a step's errors, and CheckpointError if the logits were not finite."""
     length = max(0, min(BLOCK_SIZE - 2, runner.max_model_len - 2, runner.max_batched_tokens))
     blocks = np.ones((1, 1), np.int32)
-    # Step numbers below the engine's own, by which ranks match their tokens.
+    # Ranks compare tokens by step number; these are below the engine's own step numbers.
     chunk = _chunk(length, runner.vocab_size, blocks) if length else None
     prompt = runner.launch(plain_step(-2, _NOTHING, _NOTHING, chunks=chunk))
     rows, lengths = np.zeros(1, np.int32), np.full(1, length, np.int32)
@@ -57,8 +57,8 @@ def take_first_step(runner: TorchRunner) -> None:
 
 
 def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
-    """Returns rows that go on for ever, with blocks [rows, width] and `length` stored tokens
-    [rows]; plain sampling except for `columns` of JOIN_RECORD."""
+    """Returns joining rows that never end. blocks: block tables [rows, width]. length: tokens
+    stored for each. columns: fields of JOIN_RECORD with other values than plain sampling has."""
     rows = len(blocks)
     records = np.zeros(rows, JOIN_RECORD)
     for name in ("row", "sample", "last_token", "seed"):

@@ -1,8 +1,8 @@
-"""rated: peak rates of a GPU's memory and matrix units, from its data sheet; other GPUs are not
-guessed.
+"""rated: a GPU's peak rates by its data sheet. They are the rates of its memory and matrix units;
+for a GPU that is not in the table nothing is guessed.
 
-A CPU has none: its rates would have to be timed at each start, beside any other work. Knows devices
-by their names.
+A CPU has no entry: its rates would have to be timed at each start, which other processes would
+disturb. Knows devices by their names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 HALF = 2  # bytes of a bf16 or fp16 number
-# torch's name of a whole GPU (a MIG slice has another) -> bytes per second, dense bf16 operations
-# per second. Measured on an H200: copies reach 4.26e12, products of 8,192 rows 490e12 to 690e12.
+# torch's name of a GPU (a MIG slice has another name) -> memory bytes per second, dense bf16
+# operations per second. For comparison, measured on an H200: copies reach 4.26e12 bytes per second,
+# products of 8,192 rows 490e12 to 690e12 operations per second.
 DATA_SHEETS = {
     "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),  # SXM
     "NVIDIA H100 PCIe": (2.0e12, 756e12),

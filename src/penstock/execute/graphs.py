@@ -1,11 +1,11 @@
-"""Graphs: decode steps captured once as CUDA graphs and replayed. CUDA alone.
+"""Graphs: captures decode steps as CUDA graphs. Each is captured once and replayed.
 
     at start, for each size up to GRAPH_ROWS, largest first (smaller ones fit into its memory):
         forward without prefix groups, forward with them, plain draw, draw with all sampling options
         smallest sizes: a plain step in one graph. One row with a prompt's chunk, by tokens: forward
     later, when a step comes the second time: larger sizes, rows with chunks, draws with forced
-        tokens. For an artifact whose work shares no prefix also sizes between powers of two, on
-        first use, and all but plain forwards and draws
+        tokens. For a built engine whose workload shares no prefix also sizes between powers of
+        two, on first use, and all but plain forwards and draws
 
 All graphs share one memory pool. Capturing stops when its time or memory is used up: large and
 coarse sizes are captured first, so that a missing size runs as the next larger one. A capture
@@ -26,11 +26,12 @@ from torch import Tensor
 from penstock.execute.padding import WHOLE_ROWS
 
 CAPTURE_SECONDS = 6.0
-# bytes a capture during work must leave free, beside the largest step's memory
+# bytes that a capture between requests' steps must leave free, beside the largest step's memory
 SPARE_BYTES = 1 << 30
 
-Forward = Callable[[int, bool], Tensor]  # size, with prefix groups -> hidden states
-# size, hidden states, with all sampling options, with forced tokens
+# arguments: size, True with prefix groups; returns hidden states
+Forward = Callable[[int, bool], Tensor]
+# arguments: size, hidden states, True with all sampling options, True with forced tokens
 Draw = Callable[[int, Tensor, bool, bool], None]
 
 
@@ -38,22 +39,24 @@ Draw = Callable[[int, Tensor, bool, bool], None]
 class Captured:
     """The graphs of one size."""
 
-    # key: with prefix groups
+    # key: True with prefix groups
     forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)
-    # key: Draw's last two arguments
+    # key: the last two arguments of Draw
     draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(default_factory=dict)
     whole: torch.cuda.CUDAGraph | None = None  # forward without prefix groups, and plain draw
 
 
 class Graphs:
-    """Graphs by size. hidden [rows, d]: written by a captured forward, read by a captured draw."""
+    """CUDA graphs by size (rows of a step). hidden [rows, model width]: written by a captured
+    forward, read by a captured draw."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
-        # (rows, tokens, with prefix groups) -> forward of rows and chunks
+        # (rows, tokens, True with prefix groups) -> forward of rows and prompt chunks
         self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
-        self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
+        # kinds of steps without a graph that ran once
+        self._met: set[tuple[int | str, ...]] = set()
         self._full = False
         self._sizes: list[int] = []  # sizes with graphs, ascending
         # sizes captured on first use
@@ -70,12 +73,12 @@ class Graphs:
         draw: Draw,
         room: int | None,
     ) -> None:
-        """Captures each step without running it. Kernels are compiled and loaded earlier (`warm`),
-        or now.
+        """Captures a decode step of each size without running it. Kernels are compiled and loaded
+        earlier (`warm`), or during the capture.
 
-        room: bytes that graphs may take; None: other ranks capture the same sizes, so this rank's
-        time and memory leave none out. grouping: also with prefix groups; asking: also with all
-        sampling options."""
+        room: bytes that graphs may take; None: no size is left out for lack of time or memory,
+        because other ranks capture the same ones. grouping: also capture forwards with prefix
+        groups. asking: also capture draws with all sampling options."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
         for size in coarse_first(sizes):
             self.seconds, self.bytes = (
@@ -105,8 +108,8 @@ class Graphs:
     def capture_beside(
         self, rows: int, tokens: int, grouped: bool, forward: Callable[[], Tensor]
     ) -> None:
-        """Captures the forward of rows and chunks, `tokens` tokens in all; the rows' states go to
-        `hidden`."""
+        """Captures the forward of rows and prompt chunks, `tokens` tokens in all. It writes the
+        rows' hidden states to `hidden`."""
         graph = self._one(lambda: self.hidden[:rows].copy_(forward()[:rows]))
         self.beside[rows, tokens, grouped] = graph
 
@@ -121,7 +124,8 @@ class Graphs:
         return self.by_size[size].whole if size in self.by_size else None
 
     def forward(self, size: int, grouped: bool, launch: Forward) -> torch.cuda.CUDAGraph | None:
-        """Returns a forward's graph, captured now if due; None: launch the kernels one by one."""
+        """Returns a forward's graph; captures it first if it is to have one. None: launch the
+        kernels one by one."""
         there = self.by_size.setdefault(size, Captured()).forward
         if grouped not in there and self._comes_again(size, "forward", grouped):
             there[grouped] = self._one_forward(size, grouped, launch)
@@ -130,7 +134,8 @@ class Graphs:
     def draw(
         self, size: int, every: bool, forces: bool, launch: Draw
     ) -> torch.cuda.CUDAGraph | None:
-        """Returns a draw's graph, captured now if due; None: launch the kernels one by one."""
+        """Returns a draw's graph; captures it first if it is to have one. None: launch the kernels
+        one by one."""
         there = self.by_size.setdefault(size, Captured()).draw
         if (every, forces) not in there and self._comes_again(size, "draw", every, forces):
             there[every, forces] = self._one_draw(size, every, forces, launch)
@@ -139,8 +144,8 @@ class Graphs:
     def with_chunks(
         self, rows: int, tokens: int, grouped: bool, launch: Callable[[], Tensor]
     ) -> torch.cuda.CUDAGraph | None:
-        """Returns the graph of rows and chunks, captured now if due; None: launch the kernels one
-        by one."""
+        """Returns the graph of a forward of rows and prompt chunks; captures it first if it is to
+        have one. None: launch the kernels one by one."""
         if (rows, tokens, grouped) not in self.beside and self._comes_again(
             rows, "beside", tokens, grouped
         ):
@@ -148,9 +153,9 @@ class Graphs:
         return self.beside.get((rows, tokens, grouped))
 
     def _comes_again(self, size: int, *kind: int | str) -> bool:
-        """Returns True if a step is to be captured now: it came before, or its size was left for
-        first use, and there is memory. A step that comes once isn't worth it; once memory has run
-        out nothing is captured any more."""
+        """Returns True if a step is to be captured now: the same kind ran before, or its size is
+        captured on first use, and there is memory. A capture does not pay for a step that runs
+        once. Once memory has run out nothing is captured any more."""
         step = (size, *kind)
         if self._full or (step not in self._met and size not in self._later):
             self._met.add(step)
@@ -166,10 +171,10 @@ class Graphs:
         return self._one(lambda: launch(size, self.hidden[:size], every, forces))
 
     def _one(self, launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some
-        # hundred times. relaxed: a library may load a kernel during capture. Running each step once
-        # before its capture, to avoid this, doubled the time: 2.96 s instead of 1.34 for 71 sizes
-        # of a 1B model.
+        # torch.cuda.graph is not used: it collects garbage and empties caches at each of some
+        # hundred captures, 50 ms each. Mode relaxed: a library may load a kernel during capture.
+        # Running each step once before, to have all kernels loaded, took 2.96 s instead of 1.34
+        # s for 71 sizes of a 1B model.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:

@@ -1,5 +1,5 @@
-"""fit_kv: chooses the dtype and scales of a model's K and V, after loading and before their memory
-is allocated.
+"""fit_kv: chooses the dtype of the KV cache. It also chooses the scales of keys and values; both
+after the model is loaded and before the cache is allocated.
 
 For eight bits, a short sample runs through the model with plain KV, and two values are measured per
 layer:
@@ -8,9 +8,9 @@ layer:
     check    change of the layer's output if only its keys are rounded; above KEY_ERROR its keys
              stay plain
 
-Latent vectors have one scale, and are keys and values at once: above KEY_ERROR the layer stays
-plain. Knows a model and token ids; no rows, no scheduler. docs/design/eight_bits.md says why scales
-are powers of two.
+Latent vectors (latent attention) are keys and values at once and have one scale: above KEY_ERROR
+the layer stays plain. Knows a model and token ids; no rows, no scheduler. docs/design/eight_bits.md
+says why scales are powers of two.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from penstock.layers.block import Keeper, is_recurrent
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import ALONE, Layout
 
-PROMPTS, TOKENS = 4, 128  # size of the built-in sample: prompts, tokens each
-HEADROOM = 2.0  # room a scale leaves above the sample's largest number, as a factor
+PROMPTS, TOKENS = 4, 128  # size of the built-in sample: number of prompts, tokens of each
+HEADROOM = 2.0  # a scale leaves room for numbers this many times the sample's largest
 KEY_ERROR = (
-    # relative change of a head's output; rounding keys of normally distributed numbers gives 0.03
+    # largest accepted relative change of a head's output; with normally distributed keys rounding
+    # gives 0.03
     0.15
 )
 Given = list[Tensor | None]
@@ -69,7 +70,7 @@ def fit_kv(
     given: Given | None = None,
     sample: Tensor | None = None,
 ) -> None:
-    """Settles the form of each layer's K and V.
+    """Sets the storage format (dtype and scales) of each layer's keys and values.
 
     given: each layer's scales [2, kv_heads] from its checkpoint; None: measure them. sample:
     [prompts, tokens] ids, None: the built-in one, which all ranks run together. Raises UsageError
@@ -108,13 +109,13 @@ def fit_states(model: Decoder, asked: StateDtype) -> None:
 
 
 def with_pages(model: Decoder) -> list[Keeper]:
-    """Returns the keepers with paged state of their own, in order."""
+    """Returns the layers that store keys and values of their own, in order."""
     return [keeper for keeper in model.owners if not is_recurrent(keeper)]
 
 
 def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
-    """Returns the smallest forms that plain forms may become: all keys in eight bits, if requested.
-    Their scales are ones."""
+    """Returns the smallest storage formats that `fit_kv` may choose for layers: if 8 bits are
+    requested, all keys and values in 8 bits. Their scales are ones."""
     if asked == "auto":
         return [*forms]
     if asked == "bfloat16":
@@ -165,8 +166,8 @@ def built_in_sample(model: Decoder) -> Tensor:
 def look_at_kv(
     model: Decoder, ops: Ops, sample: Tensor | None = None, given: Given | None = None
 ) -> list[SeenKv]:
-    """Runs the sample through a model with plain KV; returns each layer's measurements. given: as
-    in fit_kv. Raises CheckpointError if K or V are not finite."""
+    """Runs the sample through a model with an unquantized KV cache; returns each layer's
+    measurements. given: as in fit_kv. Raises CheckpointError if K or V are not finite."""
     sample = built_in_sample(model) if sample is None else sample
     prompts, tokens = sample.shape
     each = -(-tokens // BLOCK_SIZE)
@@ -201,7 +202,7 @@ class _Look:
         self._attend, self._attend_latents = ops.attention, ops.latent_attention
         self._layers, self._given, self.blocks = iter(layers), given, blocks
         self.seen: list[SeenKv] = []
-        self._stored: list[LayerKv | LatentKv] = []  # the stored K and V of each entry in `seen`
+        self._stored: list[LayerKv | LatentKv] = []  # keys and values of each entry in `seen`
 
     def attention(
         self,
@@ -253,8 +254,8 @@ class _Look:
         return answer
 
     def _source_of(self, kv: LayerKv | LatentKv) -> SeenKv | None:
-        """Returns the measurements of the earlier layer whose K and V the next layer reads; None:
-        it stores its own."""
+        """Returns the measurements of the earlier layer whose keys and values `kv` the next layer
+        reads; None: that layer stores its own."""
         assert kv is next(self._layers), "layers attend in their order"
         return next(
             (seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv),
@@ -270,9 +271,9 @@ class _Look:
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """Returns scales [...] for the largest stored values [...]: the least powers of two that bring
-    them to at most 448 / HEADROOM. Tiny values get LEAST_KV_SCALE: kernels mask scores by a large
-    number, which is scaled too."""
+    """Returns scales of the same shape as `largest`, the largest absolute values: the least powers
+    of two by which a division brings them to at most 448 / HEADROOM (448 is e4m3's largest number).
+    Tiny values get LEAST_KV_SCALE: kernels mask scores by a large number, which is scaled too."""
     least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_KV_SCALE)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
@@ -292,9 +293,9 @@ def kept_form(
     device: torch.device,
     layout: Layout = ALONE,
 ) -> KvForm | LatentForm:
-    """Returns a layer's form from the scales of its model's heads: K's (none: keys stay plain) and
-    V's; each of several ranks takes its own heads. Latent vectors have one scale, of values; none:
-    the layer stays plain."""
+    """Returns a layer's 8-bit storage format. scales: of all heads' keys (empty: keys stay
+    unquantized) and values; each of several ranks takes its own heads' part. Latent vectors have
+    one scale, as values; empty: the layer stays unquantized."""
     of_keys, of_values = scales
     if isinstance(plain, LatentForm):
         return replace(plain, scale=torch.tensor(of_values, device=device)) if of_values else plain
@@ -312,7 +313,7 @@ def kept_form(
 
 
 def told_scales(form: KvForm | LatentForm) -> tuple[list[float], list[float]]:
-    """Returns the scales from which `kept_form` makes this form; inverse of kept_form."""
+    """Returns the scales in a storage format, as `kept_form` takes them."""
     if isinstance(form, LatentForm):
         return [], [] if form.scale is None else form.scale.tolist()
     assert form.scales is not None
@@ -325,7 +326,8 @@ def _through_e4m3(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
-    """answer, moved [T, H, D] -> the largest relative distance over KV heads."""
+    """Returns the largest relative distance, over KV heads, between two outputs [tokens, heads,
+    head size]."""
     shape = (answer.shape[0], kv_heads, -1)
     by_head = answer.float().reshape(shape)
     off = (moved.float().reshape(shape) - by_head).pow(2).sum((0, 2))

@@ -1,4 +1,5 @@
-"""LayerPages: assigns layers to shared pages of the KV pool, for models with sliding-window layers.
+"""LayerPages: assigns layers to pages of the KV pool. Used for models with sliding-window layers,
+where several layers share a page.
 
     26 layers, every sixth with full attention: page = K and V of 4 layers for 16 tokens, 4 places
         table 0        the 4 full layers
@@ -26,14 +27,16 @@ from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.state_forms import PagedForm
 from penstock.models.decoder import Decoder
 
-# limit on the memory of a token inside all windows, relative to storage without empty places
+# a token inside all windows may take at most this many times the memory it needs without empty
+# places
 MOST_MORE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """place: one per layer with pages of its own. table: for each block of the model, its page
-    table. window: the widest window, in tokens."""
+    """The assignment of layers to pages. A page is divided into places; each place holds the state
+    of one or more layers. place: one per layer that stores state. table: for each block of the
+    model, the number of its page table. window: the widest window in tokens."""
 
     table: tuple[int, ...]
     place: tuple[PagePlace, ...]
@@ -53,13 +56,13 @@ class LayerPages:
 def pages_of(
     model: Decoder, max_model_len: int, forms: Sequence[PagedForm] | None = None
 ) -> LayerPages | None:
-    """Returns the assignment of a model's layers to pages. forms: the layers' storage forms, in
-    order, if not the model's current ones.
+    """Returns the assignment of a model's layers to pages. forms: the layers' storage formats, in
+    order; None: the model's current ones.
 
-    Chooses the smallest page with few empty places, since a token outside all windows keeps one
-    page. Returns None, i.e. each layer has storage of its own, if no layer has a window (or all
-    have), a window is as long as a sequence, a block attends twice, too many places would stay
-    empty, layers can share no place (latent vectors of different sizes), or several ranks store
+    Chooses the smallest page with few empty places, since a token outside all windows still takes
+    one page. Returns None if each layer must have storage of its own: no layer has a window, or all
+    have; a window is as long as a sequence; a block attends twice; too many places would stay
+    empty; layers cannot share a place (latent vectors of different sizes); or several ranks store
     eight bits."""
     if any(len([k for k in each if k.kind is not None]) > 1 for each in model.keepers):
         return None
@@ -70,7 +73,9 @@ def pages_of(
         return None
     forms = model.paged_forms if forms is None else forms
     if model.ranks > 1 and any(form.values != model.dtype for form in forms):
-        return None  # each rank decides by itself which keys stay wide, and all must assign alike
+        # each rank decides by itself which keys stay unquantized, but all ranks must assign pages
+        # alike
+        return None
     most = max(form.block_bytes for form in forms)
     if any(most % _unit(form, most) for form in forms):
         return None
@@ -88,8 +93,8 @@ def pages_of(
 def _smallest(
     forms: Sequence[PagedForm], whole: list[bool], most: int
 ) -> list[tuple[int, PagePlace]] | None:
-    """whole [layers]: True for full attention; most: bytes of a place. Returns each layer's table
-    and place, for the smallest page with few empty places."""
+    """Returns each layer's page table and place, for the smallest page with few empty places; None:
+    there is none. whole [layers]: True for full attention. most: bytes of a place."""
     first = _deal(forms, [n for n, sees in enumerate(whole) if sees], most, len(forms))
     # larger layers first, so that no place is left partly empty beside a smaller one
     others = sorted(
@@ -124,8 +129,8 @@ def _deal(
 
 
 def _unit(form: PagedForm, most: int) -> int:
-    """Returns the alignment in bytes of a layer's start in a place, and of the place's size:
-    kernels step over other layers' bytes by whole heads. Other forms must fill a whole place."""
+    """Returns the alignment in bytes of a layer's start within a place: kernels skip other layers'
+    bytes by whole heads. Formats without heads must fill a whole place."""
     if isinstance(form, KvForm):
         return form.head_bytes
     return form.block_bytes if form.block_bytes == most else most + 1

@@ -1,4 +1,5 @@
-"""limits: chooses the options the user left open, from the model, the device and its free memory.
+"""limits: chooses sizes that the user left open. They follow from the model, the device and its
+free memory.
 
 Knows Config, sizes and memory; allocates nothing.
 """
@@ -19,18 +20,20 @@ from penstock.schedule.state_slots import first_snapshot
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
-MASK_SLOTS = 1024  # masks of ceil(vocabulary / 32) words: 16 MB at 128k tokens
-CPU_SHARE = 0.25  # share of free memory to use: other programs also need a CPU's memory
-STEP_SHARE = 0.05  # share of a GPU for a step's own tensors and graphs, approximately
-# graphs take up to 1.5 GB, on a small GPU up to this share of its memory
+MASK_SLOTS = 1024  # token masks on the device; 16 MB with a vocabulary of 128k tokens
+CPU_SHARE = 0.25  # share of free host memory to use; other programs need some too
+# approximate share of a GPU's memory for a step's temporary tensors and CUDA graphs
+STEP_SHARE = 0.05
+# CUDA graphs take at most 1.5 GiB, or this share of a small GPU's memory
 GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05
 # Blocks beyond the requested tokens: the scratch block, a sample's own copy of its prompt's last
 # block, and its next token's block, so that a cache of max_model_len tokens can run a sequence of
 # this length.
 SPARE_BLOCKS = 3
-# Tokens of KV cache per row beside its recurrent state, if max_num_seqs is not given: more rows
-# would wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state takes the bytes of
-# 3,000 tokens of its KV).
+# For models with recurrent state, if max_num_seqs is not given: the number of rows is
+# chosen so that each has this many tokens of KV cache. With more rows they would wait for
+# KV blocks, with fewer memory would stay unused. (The state of a Qwen3.5-35B takes as many
+# bytes as 3,000 tokens of its KV cache.)
 SLOT_TOKENS = 1024
 # Slots for snapshots of prompts' states: at least one per SNAPSHOT_ROWS rows and LEAST_SNAPSHOTS;
 # at most SNAPSHOTS_A_ROW per row, within SNAPSHOT_SHARE of free memory.
@@ -58,13 +61,15 @@ class Limits(BatchLimits):
     state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no recurrent state
     graph_sizes: tuple[int, ...] = ()  # row counts of captured steps, on CUDA
     plain_graphs: bool = (
-        False  # at start, capture only steps without prefix groups and sampling options
+        # True: capture only graphs without prefix groups and sampling options at start, the others
+        # on first use. Set by a built engine whose workload shares no prefixes
+        False
     )
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:
     """Returns limits that every rank has room for: the least of each number, and the first rank's
-    graphs."""
+    graph sizes."""
     numbers = [
         each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")
     ]
@@ -74,8 +79,8 @@ def agreed(limits: Sequence[Limits]) -> Limits:
 
 
 def batch_limits(config: Config, context: int, device: torch.device) -> BatchLimits:
-    """Returns the limits known before loading. context: the model's positions. Raises UsageError
-    for options that contradict each other or the model."""
+    """Returns the limits that are known before the weights are loaded. context: the model's longest
+    sequence in tokens. Raises UsageError for options that contradict each other or the model."""
     rows, tokens = config.batching.max_num_seqs, config.batching.max_num_batched_tokens
     if rows is not None and tokens is not None and tokens < rows:
         raise UsageError(
@@ -106,9 +111,10 @@ def with_kv(
     sharers: int = 1,
     slot_bytes: int = 0,
 ) -> Limits:
-    """Returns the full limits, with the size of the KV cache. token_bytes: paged state of one
-    token, all layers. weights_to_come: bytes of weights not in memory yet. sharers: ranks that
-    share this device's memory equally. slot_bytes: recurrent state of one sequence, all layers.
+    """Returns the full limits, with the size of the KV cache. token_bytes: bytes of KV cache per
+    token, over all layers. weights_to_come: bytes of weights not in memory yet. sharers: number of
+    ranks that share this device's memory equally. slot_bytes: bytes of recurrent state per
+    sequence, over all layers.
 
     Called once the weights are in memory and the largest step has run (`warm`), or earlier with the
     weights' size. Raises UsageError or CapacityError, each with a remedy.
@@ -152,7 +158,7 @@ def with_kv(
 
 
 def _share_of(device: torch.device) -> float:
-    """Returns the default share of free memory to use."""
+    """Returns the share of free memory to use if the user gave none."""
     return 1.0 if device.type == "cuda" else CPU_SHARE
 
 
@@ -177,8 +183,9 @@ def _with_rows_that_fit(
     free: int,
     device: torch.device,
 ) -> BatchLimits:
-    """Returns the limits with as many rows as their recurrent state fits. Raises CapacityError if
-    it doesn't fit for max_num_seqs, if given, or for one row."""
+    """Returns the limits, with as many rows as there is memory for their recurrent state. Raises
+    CapacityError if the state of max_num_seqs rows does not fit, or, without that option, of one
+    row."""
 
     def needed(rows: int) -> int:
         tokens = max(rows * min(limits.max_model_len, SLOT_TOKENS), limits.max_model_len)
@@ -231,8 +238,8 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
 
 
 def room_of(config: Config, device: torch.device) -> int:
-    """Returns the bytes still available to this engine: on CUDA within gpu_memory_utilization, less
-    room for graphs."""
+    """Returns the bytes that this engine may still take. On CUDA it is within
+    gpu_memory_utilization, less the room for CUDA graphs."""
     free = free_memory(device)
     if device.type == "cpu":
         return free
@@ -286,7 +293,8 @@ def _cgroup_rooms(
 
 
 def _room(limit: Path, used: Path, stat: Path) -> list[int]:
-    """Returns [limit - used memory that can't be reclaimed], or [] without a limit."""
+    """Returns [bytes left], or [] if there is no limit. Left is the limit less used memory that the
+    kernel cannot reclaim. Arguments: the cgroup's files."""
     if not (limit.exists() and used.exists()):
         return []
     text = limit.read_text().strip()

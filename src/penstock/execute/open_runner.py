@@ -1,5 +1,5 @@
-"""open_runner: a config and a model folder -> a runner that is ready. With several ranks, each
-opens its share here.
+"""open_runner: opens a model and returns a ready runner. With several ranks, each opens its share
+here.
 
 Knows Config, folders and devices; no sequences, no text.
 """
@@ -96,9 +96,9 @@ def open_share(
 ) -> TorchRunner:
     """Opens one rank's share of the model, in a call of the executor.
 
-    agree: this rank's limits -> limits common to all ranks. make: the runner's class or factory.
-    met: raises EngineError if some rank failed to join the steps run so far. clock: times the
-    start.
+    agree: takes this rank's limits and returns limits common to all ranks. make: the runner's class
+    or factory. met: raises EngineError if a rank failed to take part in the steps so far. clock:
+    measures the phases of the start.
     """
     clock = clock or StartClock()
     unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
@@ -112,8 +112,8 @@ def open_share(
     with _named_failures(device):
         if (
             layout.size > 1
-            # wait until all ranks have loaded their weights: steps after this combine results. The
-            # agreed limits are discarded
+            # Wait here until all ranks have loaded their weights, because the next steps combine
+            # their results. The agreed limits are not used
         ):
             agree(with_kv(limits, config, 1, device))
         fit_states(model, config.model.mamba_ssm_cache_dtype)
@@ -181,7 +181,7 @@ def load_for(
         lora=config.model.lora,
         room=(
             free_memory(device) // layout.size if device.type == "cpu" else None
-        ),  # CUDA's allocator raises by itself
+        ),  # on CUDA the allocator raises
         in_host=in_host,
     )
     return model, ops
@@ -213,8 +213,8 @@ def settle_kv(
     layout: Layout = ALONE,
     sample: Tensor | None = None,
 ) -> None:
-    """Sets the storage form of a loaded model's K and V: the artifact's, if it has one. sample: as
-    in fit_kv. All ranks call it together."""
+    """Sets the storage format of a loaded model's keys and values: a built engine's, if it has one,
+    else a measured one. sample: as in fit_kv. All ranks call it together."""
     asked, given = (
         find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops),
         None,
@@ -233,7 +233,7 @@ def settle_kv(
         }
         found = read_kv_scales(folder, [*heads], [*heads.values()], layout, model.config)
         by_name = dict(zip(heads, found, strict=True))
-        # scales of latent vectors are measured
+        # latent vectors have no scales in a checkpoint; they are measured
         given = [by_name.get(keeper.name) for keeper in paged]
     fit_kv(model, asked, ops, given=given, sample=sample)
 
@@ -283,7 +283,8 @@ def find_device(name: str, rank: int | None = None) -> torch.device:
 
 
 def _why_no_cuda() -> str:
-    """Returns torch's reason: an old driver, a torch without CUDA, or no GPU."""
+    """Returns torch's reason why CUDA is not available: an old driver, a torch without CUDA, or no
+    GPU."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     try:
@@ -314,7 +315,7 @@ def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     words = set()
     for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):  # x86, arm
+        if line.startswith(("flags", "Features")):  # names of the line on x86 and arm
             words = set(line.split(":", 1)[1].split())
             break
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

@@ -1,8 +1,8 @@
-"""Packing: converts a plan's arrays to the device's padded form, and writes every step's fixed
-arrays to the staging buffer.
+"""Packing: pads a plan's arrays for the device. Arrays that every step has are written to the
+staging buffer's fixed part.
 
-Knows plans and addresses; launches nothing but views. `device_step` chooses the padded sizes,
-`staged_plan` the order.
+Knows plans and addresses; launches no kernels. device_step.py chooses the padded sizes,
+staged_plan.py the order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NONE: Int32 = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class StagedChunks:
-    """Chunks' tokens, padded with tokens that write to the dump block, their attention inputs, and
-    their embeddings."""
+    """A step's prompt chunks on the device. Shapes: tokens: all chunks' tokens, padded with tokens
+    that write to the dump block; chunks: number of chunks, padding included."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int64
@@ -34,13 +34,15 @@ class StagedChunks:
     inputs: PrefillInputs
     states: Tensor | None  # [chunks] int64: slots of recurrent state; None: no recurrent state
     tags: Tensor | None  # [tokens] int32, if the model reads tags
-    # indices into the step's tokens [k] int64, rows [k, hidden] float32
+    # embeddings given in the request: for k tokens, their indices among the step's tokens [k]
+    # int64, and the embeddings [k, model width] float32
     embeds: tuple[Tensor, Tensor] | None
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
-    """Writes the step's queries: rows padded to `size` with the dead row, tokens each skips as its
-    group's prefix, and drafts, if any."""
+    """Writes the step's queries to the staging buffer: the rows, padded to `size` with the dead
+    row; the tokens that each row skips because its prefix group attends to them; and drafts, if
+    any."""
     skip, offset, draft = plan.group_skip, _NONE, _NONE
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
@@ -54,15 +56,16 @@ def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> Non
 
 
 def pack_groups(staging: Staging, plan: StepPlan, capacity: int) -> None:
-    """Writes the groups' offsets into the queries and their lengths, padded with empty groups."""
+    """Writes the prefix groups to the staging buffer: each group's first query and prefix length,
+    padded with empty groups."""
     start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
     staging.write("group_start", start, int(start[-1]), capacity + 1)
     staging.write("group_length", plan.group_length, 0, capacity)
 
 
 def without_groups_past(plan: StepPlan, capacity: int) -> None:
-    """Drops groups beyond the capacity; their rows run ungrouped, since they come after
-    all others."""
+    """Drops prefix groups beyond the capacity. They come last in the plan, so their rows become
+    rows without a group."""
     if plan.group_length.size > capacity:
         plan.group_start = plan.group_start[: capacity + 1]
         plan.group_blocks, plan.group_length = (
@@ -72,8 +75,8 @@ def without_groups_past(plan: StepPlan, capacity: int) -> None:
 
 
 def join_lines(joins: Joins, bias_start: Int64) -> Int32:
-    """Returns one line per joining row: its columns, then its table, padded to a multiple of 16
-    words, so that kernels are compiled for few widths."""
+    """Returns the joining rows' data, int32 [rows, words]: each row's fields, then its block table,
+    padded to a multiple of 16 words, so that kernels are compiled for few widths."""
     words = -(-(JOIN_WORDS + joins.blocks.shape[1]) // 16) * 16
     lines = np.empty((joins.rows.size, words), np.int32)
     pack_joins(joins, bias_start, lines)
@@ -96,8 +99,9 @@ def pack_chunks(
     reads_tags: bool,
     dump_state: int | None = None,
 ) -> StagedChunks:
-    """Returns the chunks, staged. sizes, capacity: rows, tokens and chunks of the step, padding
-    included. dump_state: slot of recurrent state for padding; None: no recurrent state.
+    """Adds the chunks' arrays to the staging buffer and returns them. sizes: padded rows and tokens
+    of the step. capacity: padded number of chunks. dump_block: block that padding tokens write to.
+    dump_state: slot of recurrent state for padding; None: no recurrent state.
     """
     count, size, tokens = chunks.context.size, chunks.tokens.size, sizes.tokens - sizes.rows
     positions, slots = (
@@ -140,7 +144,8 @@ def chunk_positions(chunks: Chunks) -> Int64:
 
 
 def chunk_slots(chunks: Chunks, at: Int64) -> Int64:
-    """Returns the slot of each token at its position `at`, int64 [tokens]."""
+    """Returns the KV cache slot of each token, int64 [tokens]: block * 16 + place in the block. at:
+    the tokens' positions."""
     chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
     block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
     return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE

@@ -1,5 +1,5 @@
-"""padding: the sizes (rows, groups, tokens) at which a step runs: few of each, so that all can be
-compiled at start.
+"""padding: the padded sizes of a step. Numbers of rows, prefix groups and tokens are padded to a
+few sizes each, so that all can be compiled at start.
 
 Knows numbers alone.
 """
@@ -11,19 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# rows up to which each size has a graph; above, launches hide behind the device's work
+# up to so many rows each size has a CUDA graph; larger steps keep the device busy longer than their
+# launches take
 GRAPH_ROWS = 2048
 _MAX_GROUPS = 1024
-# rows up to which a plain step is one graph, draw included: a second graph costs microseconds that
-# matter here
+# up to so many rows a plain step is one graph, draw included: in steps this short the
+# microseconds of a second graph launch matter
 WHOLE_ROWS = 4
-# Rows, and prompt tokens beside them, of steps with few enough sizes to be graphs: launched one by
-# one such a step takes the host 6 to 12 ms, and the device half of it or less. Larger steps keep
-# the device busy longer than the host.
+# Padded rows and prompt tokens of small steps with prompt chunks, which can be CUDA graphs. Without
+# a graph such a step takes the host 6 to 12 ms, and the device half of that or less. Larger steps
+# keep the device busy longer than the host.
 BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-BESIDE_CHUNKS = 16  # most chunks in such steps; equals chunk_capacity's least
-# prompt tokens beside one row for which a graph is captured at start
+BESIDE_CHUNKS = 16  # padded number of chunks in such steps; the least value of chunk_capacity
+# numbers of prompt tokens beside one row for which a graph is captured at start
 CHUNK_GRAPHS = (
     32,
     64,
@@ -34,8 +35,7 @@ CHUNK_GRAPHS = (
 
 
 def padded(rows: int) -> int:
-    """Returns the size at which this many rows run; sizes are close together where
-    steps are short."""
+    """Returns the padded number of rows. Sizes are close together where steps are short."""
     if rows <= 4:
         return (0, 1, 2, 4, 4)[rows]
     stride = 8 if rows <= 512 else 32 if rows <= 1024 else 64 if rows <= GRAPH_ROWS else 128
@@ -62,10 +62,10 @@ def graph_sizes(rows: int, close: int = GRAPH_ROWS) -> list[int]:
 
 
 def group_capacity(size: int) -> int:
-    """Returns the number of prefix groups a step of this size has room for; rows of further groups
-    run ungrouped.
+    """Returns the number of prefix groups that a step of this size has room for; rows of further
+    groups attend without a group.
 
-    An unused place costs one kernel program per layer that returns at once.
+    An unused group costs one kernel program per layer that returns at once.
     """
     if size < 2:
         return 0
@@ -116,13 +116,13 @@ def padded_beside(rows: int, tokens: int) -> BesideSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Functions for the padded sizes of rows, groups, chunks and tokens."""
+    """Functions that pad numbers of rows, prefix groups, chunks and tokens."""
 
     rows: Callable[[int], int]
-    # padded rows, groups -> places for groups; further groups run ungrouped
+    # (padded rows, groups) -> room for prefix groups
     groups: Callable[[int, int], int]
     chunks: Callable[[int], int]
-    beside: Callable[[int, int], BesideSizes]  # rows, tokens of chunks
+    beside: Callable[[int, int], BesideSizes]  # (rows, tokens of prompt chunks) -> padded sizes
 
 
 PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_beside)

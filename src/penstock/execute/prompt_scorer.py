@@ -1,5 +1,5 @@
-"""PromptScorer: logprobs of prompt tokens, in slices, so that the logits of a whole prompt are
-never in memory.
+"""PromptScorer: computes the logprobs of prompt tokens. It works in slices, so that the logits of a
+whole prompt are never in memory.
 
 Knows the head and chunks; no rows.
 """
@@ -21,17 +21,17 @@ from penstock.schedule.step import Chunks, Int32, Int64
 
 @dataclass(slots=True)
 class Logprobs:
-    """Logprobs of m tokens on the device; `where` and each token's k are on the host."""
+    """Logprobs of m tokens on the device; `where` and `k` are on the host. where: indices of the
+    tokens. k: number of most likely tokens wanted by each."""
 
     where: Int64  # [m]
     k: Int32  # [m]
-    chosen: Tensor  # [m] float32
-    rank: Tensor  # [m] int32
-    top_ids: Tensor  # [m, max k] int32
-    top: Tensor  # [m, max k] float32
+    chosen: Tensor  # [m] float32: logprob of the token
+    rank: Tensor  # [m] int32: its rank, from 1
+    top_ids: Tensor  # [m, max k] int32: the most likely tokens
+    top: Tensor  # [m, max k] float32: their logprobs
     place: Int64 | None = (
-        # [m]: the tensors' lines for these tokens, if the tensors have more lines; None: all, in
-        # order
+        # [m]: rows of the tensors that belong to these tokens; None: all rows, in order
         None
     )
 
@@ -43,8 +43,9 @@ class PromptScorer:
         self._model, self._ops, self.slice_rows = model, ops, slice_rows
 
     def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
-        """hidden [tokens, d] of the chunks -> logprobs of the prompt's next token, for each token
-        whose chunk has prompt_logprobs."""
+        """Returns the logprobs of the prompt's next token, for each token whose chunk wants
+        prompt_logprobs; None if none does. hidden: the chunks' hidden states [tokens, model width].
+        """
         k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
         where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
         parts = []

@@ -1,5 +1,5 @@
-"""Proposer: interface for drafting rows' next tokens on the device, so that the host plans only
-their number. There is no implementation yet.
+"""Proposer: interface for draft models on the device. A proposer drafts rows' next tokens on the
+device, so that the host plans only their number. There is no implementation yet.
 
 Knows rows and a step's results on the device; no plans, no host.
 """
@@ -14,7 +14,8 @@ from penstock.kernels.row_state import RowState
 
 
 class Proposer(Protocol):
-    """Makes drafts after each draw. Drafts never change the output; a right guess saves a step."""
+    """Makes draft tokens after each draw. Drafts never change the output; a right guess saves a
+    step."""
 
     def launch(self, rows: RowState, row_ids: Tensor, told: Tensor, hidden: Tensor) -> None:
         """Launches kernels that write rows.drafts of the step's rows: guesses of the tokens at

@@ -1,5 +1,5 @@
-"""RankSampler: a slice of logits -> its rows' tokens, where ranks share the vocabulary. All ranks
-get the same tokens.
+"""RankSampler: draws tokens when ranks divide the vocabulary. Each rank has the logits of its part
+of the vocabulary; all ranks get the same tokens.
 
     every row            the sampler's draw from this rank's part; ranks exchange 12 bytes per row
                          (its largest logit, then the winner's score and id)
@@ -35,7 +35,8 @@ _NONE: Where = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Indices of the queries, in a step or a slice of it, with filters and with logprobs."""
+    """Indices of the queries that have filters (top_k, top_p, min_p), and of those that want
+    logprobs, in a step or a slice of it."""
 
     filters: Where
     logprobs: Where
@@ -61,7 +62,8 @@ def say(forced: Tensor | None, drawn: Tensor) -> None:
 
 @dataclass(slots=True)
 class RankSampler:
-    """Draws over ranks. scratch: the sampling kernels' memory, shared with `adjust`."""
+    """Draws tokens over all ranks. scratch: temporary memory of the sampling kernels, shared with
+    `adjust`."""
 
     ops: RowOps
     rows: RowState
@@ -79,9 +81,9 @@ class RankSampler:
         forced: Tensor | None,
         out: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """Draws: logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n],
-        and for queries with logprobs `out`: chosen [n], rank [n], ids [n, most], top [n, most].
-        forced: as in `say`."""
+        """Draws n queries' tokens. logits [n, this rank's part of the vocabulary]; row_ids [n];
+        position [n]. Writes the tokens to drawn [n], and logprobs of queries that want them to
+        `out`: chosen [n], rank [n], ids [n, most], top [n, most]. forced: as in `say`."""
         self.ops.sample_rows(
             logits,
             row_ids,

@@ -1,5 +1,5 @@
-"""reload: new weights for a running model: loaded beside the old ones, checked, and swapped in
-between two steps.
+"""reload: replaces the weights of a running model. New weights are loaded beside the old ones,
+checked, and swapped in between two steps.
 
 On CUDA, graphs hold the arrays' addresses, so values are copied into the existing arrays; on the
 CPU, and while an engine sleeps, the layers are replaced. The old weights are untouched until all
@@ -31,16 +31,16 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 def load_beside(
     model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
 ) -> Decoder:
-    """Returns a model with the weights of a folder or of another process, in a prepared model's
-    form; that model is not changed. Raises CheckpointError if the weights are of another model,
-    incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
+    """Returns a model with the weights of a folder or of another process, prepared like `model`
+    (fused, quantized), which is not changed. Raises CheckpointError if the weights are of another
+    model, incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
     CapacityError if both don't fit the device."""
     shared, folder = (
         (None, source) if isinstance(source, Path) else (source, Path("another process"))
     )
     if shared is None and not os.path.isdir(
         folder
-    ):  # os.path.isdir returns False for impossible names and doesn't raise
+    ):  # os.path.isdir, unlike Path.is_dir, never raises for impossible names
         raise CheckpointError(
             f"no folder {folder}: name one as transformers saves it, on the engine's machine"
         )
@@ -67,7 +67,7 @@ def load_beside(
         in_host=lambda shape: model.table_in_host,
     )
     for keeper, own in zip(new.owners, model.owners, strict=True):
-        keeper.form = own.form  # the storage form of K, V and other state stays
+        keeper.form = own.form  # the KV cache keeps its dtype and scales
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
     forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
     if forms[0] != forms[1]:
@@ -77,14 +77,14 @@ def load_beside(
 
 
 def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
-    """Replaces a model's weights by loaded ones. captured: True if graphs hold the arrays'
+    """Replaces a model's weights by loaded ones. captured: True if CUDA graphs hold the arrays'
     addresses."""
     if captured:
         fresh = dict(arrays_of(new.parts))
         for name, array in arrays_of(model.parts):
             if (
                 array.device != model.device
-            ):  # host memory: kernels of the last step may still be reading it
+            ):  # wait: kernels of the last step may still read this host memory
                 torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:

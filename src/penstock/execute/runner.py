@@ -1,4 +1,4 @@
-"""TorchRunner: runs step plans on one device, in launch order. Implements `schedule.step.Runner`.
+"""TorchRunner: runs step plans on one device. Implements `schedule.step.Runner`.
 
 Joins rows, KV, batch, model and sampler; knows no sequences, no text, no requests. A step needs
 only its plan from the host, so several may be launched before one is read.
@@ -46,7 +46,7 @@ from penstock.shared_weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
-SLICE_LOGITS_CPU = 1 << 25  # logits in memory at once: 67 MB in bf16
+SLICE_LOGITS_CPU = 1 << 25  # number of logits in memory at once on a CPU; 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
 MAX_SLICE = 1024  # rows of logits in memory at once
 SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
@@ -86,12 +86,13 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         self.model_sizes = ModelSizes.of(model)
         kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
-        # a latent vector is key and value at once
+        # a latent vector is key and value at once, so attention reads it only once
         read = model.kv_share / (1 if kind.latent is None else 2)
         times = prefix_cost_times(
             ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read
         )
-        self.sharing = SharingCosts(**asdict(times))  # costs that decide when a prefix group pays
+        # costs by which the scheduler decides when a prefix group is faster
+        self.sharing = SharingCosts(**asdict(times))
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": _device_name(device),
@@ -114,7 +115,7 @@ class TorchRunner:
         if self.layer_pages is not None:
             self.kv_pages *= 1 + self.layer_pages.tables
             far = limits.kv_tokens * (1 + self.layer_pages.tables)
-            self._about["kv_tokens_at_most"] = far  # tokens, if every window has passed
+            self._about["kv_tokens_at_most"] = far  # tokens that fit if all are outside the windows
         places = None if self.layer_pages is None else self.layer_pages.place
 
         def made() -> DeviceStep:
@@ -122,22 +123,22 @@ class TorchRunner:
             return _step(model, ops, limits, end_ids, kv, masks, self.layer_pages)
 
         self._model, self._made = model, made
-        self._state: DeviceStep | None = made()  # None while asleep
+        self._state: DeviceStep | None = made()  # None while the engine sleeps
         self._about["kv_bytes"] = self._state.kv.bytes()
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
         self.beside: Callable[[WeightsSource], Decoder] | None = (
-            None  # loads new weights; set by open_share
+            None  # function that loads new weights; set by open_share
         )
         self._beside: Decoder | None = None
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
-        """Captures the steps that get graphs, on CUDA. Call once before the first launch, in an
-        executor's call; then the runner is ready.
+        """Captures CUDA graphs, on CUDA; then the runner is ready. Call it once before the first
+        launch, by Executor.call.
 
-        agreed: other ranks capture the same sizes, so capture all."""
+        agreed: True: other ranks capture the same sizes, so none is left out."""
         self._capture(agreed)
         if self._binaries is not None:
             self._at_ready = self._binaries.counts()
@@ -147,8 +148,9 @@ class TorchRunner:
         self._about["start_seconds"] = dict(seconds)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called now and then, in the thread that waits for a step, while its layers
-        run. On the CPU a step of a large model may take minutes."""
+        """Registers `goes_on`. The thread that waits for a step calls it now and then while the
+        step's layers run, so that a long step is not taken for a hanging one: on a CPU a step of a
+        large model may take minutes."""
         before = self._model.blocks_run
 
         def look() -> None:
@@ -168,13 +170,14 @@ class TorchRunner:
         return self._executor.launch(lambda: self._end(late))
 
     def map_masks(self, words: NDArray[np.int32]) -> None:
-        """Maps a mask board [places, words] for late draws. Masks of other boards work too, by
-        copy."""
+        """Makes a board of token masks [places, words] readable by the GPU, so that a step's masks
+        need no copy by the host. Masks of other boards work too, by copy."""
         self._executor.call(lambda: self._masks.open(words))
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts of kernels since the runner became ready: `jit_compiles` (with their
-        launch stubs) and `jit_loads`. They are of the whole process, all its runners together."""
+        """Returns how many kernels were compiled (`jit_compiles`, launch stubs included) and loaded
+        from disk (`jit_loads`) since the runner became ready. All runners of the process count
+        together."""
         now = self._at_ready if self._binaries is None else self._binaries.counts()
         names = ("jit_compiles", "jit_loads")
         return {
@@ -182,14 +185,14 @@ class TorchRunner:
         }
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Replaces the model's weights, while no step is under way. Raises execute.reload's errors;
-        then the old weights stay."""
+        """Replaces the model's weights; no step may be in flight. If it raises (see
+        reload.load_beside), the old weights stay."""
         self.load_beside(source)
         self.take_beside()
 
     def load_beside(self, source: WeightsSource) -> None:
-        """Loads weights for `take_beside`. Raises execute.reload's errors, and FaultError for
-        unexpected ones; the old weights are untouched."""
+        """Loads weights beside the model's, for `take_beside`. Raises the errors of
+        reload.load_beside, and FaultError for unexpected ones; the old weights are not changed."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
         try:
@@ -210,7 +213,7 @@ class TorchRunner:
         self._resting = None
 
     def forget_beside(self) -> None:
-        """Drops loaded weights that are not to be used."""
+        """Drops the weights that `load_beside` loaded."""
         self._beside = None
 
     @property
@@ -314,7 +317,7 @@ def _step(
     device, vocabulary = model.device, model.config.vocab_size
     rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
-    # must be equal on all ranks: they exchange results per slice
+    # must be equal on all ranks, because they exchange results after each slice
     slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
@@ -335,8 +338,8 @@ def _step(
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
-    """Runs the largest steps before the KV cache takes the rest of a GPU: compiles kernels, and
-    lets torch allocate the memory of steps."""
+    """Runs the largest steps, to compile kernels and let torch allocate the memory of steps, before
+    the KV cache takes the rest of a GPU."""
     if not choose_rows(ops).compiled:
         return
     pages = pages_of(model, limits.max_model_len)

@@ -1,5 +1,5 @@
-"""SamplingMirror: a copy on the host of each row's sampling options, so that the device need not be
-asked for them.
+"""SamplingMirror: the host's copy of rows' sampling options. With it the host needs no read from
+the device.
 
 Knows row numbers and the columns of their joins; updated in launch order by the thread that
 launches steps.
@@ -14,8 +14,8 @@ from penstock.schedule.step import Float32, Int32, Int64, Joins
 
 
 class SamplingMirror:
-    """Columns by row number. Biases are stored in a pool, row by row, and packed again when it is
-    full."""
+    """Arrays indexed by row number. logit_bias entries are in a pool, row by row; when the pool is
+    full, live rows' entries are moved together."""
 
     def __init__(self, max_rows: int) -> None:
         rows = max_rows + 1
@@ -29,13 +29,13 @@ class SamplingMirror:
         self.bias_end = 0
 
     def join(self, joins: Joins) -> slice:
-        """Adds rows. Returns the changed part of the pool; `moved`: other rows' biases have moved
-        too."""
+        """Stores the options of joining rows. Returns the changed part of the bias pool; sets
+        `moved` if other rows' biases have moved too."""
         rows, records, before = joins.rows, joins.records, self.bias_end
         self.moved = False
         self.wants[rows] = records["wants"]
         self.logprobs[rows] = records["logprobs"]
-        self._bias_count[rows] = 0  # drops the biases of the row number's previous user
+        self._bias_count[rows] = 0  # forget the biases of the row that had this number before
         if joins.bias_ids.size:
             self._keep_bias(rows, joins.bias_start, joins.bias_ids, joins.bias_values)
         return slice(0 if self.moved else before, self.bias_end)

@@ -24,12 +24,13 @@ from penstock.models.decoder import Decoder
 
 
 class RestingWeights:
-    """Puts a model's weights to sleep. gone: True once they are dropped."""
+    """Moves a model's weights to host memory, or drops them, and brings them back. gone: True once
+    they are dropped."""
 
     def __init__(self, model: Decoder, level: int) -> None:
         self._model, self.gone = model, False
-        # rotary tables and scales of K and V: not in a checkpoint, and needed with the next weights
-        # too
+        # rotary tables and scales of K and V stay: they are in no checkpoint, and the next weights
+        # need them too
         scales = [form.scales for form in model.paged_forms if isinstance(form, KvForm)]
         scales += [form.scale for form in model.paged_forms if isinstance(form, LatentForm)]
         self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
@@ -71,8 +72,8 @@ def to_host(arrays: list[Tensor]) -> list[tuple[torch.UntypedStorage, Tensor]]:
 
 
 def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns the replacement of a model's part: for an array one of its shape on the meta device,
-    for a tuple a new tuple, else the same object, with its arrays replaced."""
+    """Returns a part of a model without its weights. An array becomes one of its shape on the meta
+    device, a tuple a new tuple; any other object is returned itself, with its arrays replaced."""
     if id(part) in twins:
         return twins[id(part)][1]
     if isinstance(part, Tensor):
@@ -89,13 +90,13 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
         if isinstance(part, (list, dict)):
             part[name] = other
         else:
-            # many are frozen dataclasses
+            # a plain assignment would fail, since many parts are frozen dataclasses
             object.__setattr__(part, name, other)
     return twin
 
 
 def give_back(device: torch.device) -> None:
-    """Returns unused memory to the device."""
+    """Returns torch's unused memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

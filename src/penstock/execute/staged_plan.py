@@ -1,8 +1,8 @@
-"""StagedPlan: a step's plan as tensors on the device. PlanStager packs it and sends it by one copy.
+"""StagedPlan: a step's plan as device tensors. PlanStager packs a plan and sends it by one copy.
 
-Leaves out content the device has already: group blocks of the step before, and the queries' fixed
-arrays, which are in `Staging`. Launches only the copy; `device_step` uses the tensors in their
-order.
+Content that the device has already is not sent again: prefix groups' blocks that are those of the
+step before, and unchanged arrays of the staging buffer's fixed part. Launches only the copy;
+device_step.py uses the tensors in the order of StagedPlan's fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.schedule.step import Int32, Joins, StepPlan
 
 @dataclass(slots=True)
 class StagedBiases:
-    """New entries of the bias pool."""
+    """m new entries of the device's pool of logit_bias values."""
 
     first: int  # index of the first entry
     ids: Tensor  # [m] int32
@@ -34,7 +34,7 @@ class StagedBiases:
 
 @dataclass(slots=True)
 class StagedJoins:
-    """Rows that join in this step."""
+    """k rows that join in this step."""
 
     lines: Tensor  # [k, words] int32, as packing.join_lines makes them
     biases: StagedBiases | None
@@ -42,35 +42,37 @@ class StagedJoins:
 
 @dataclass(slots=True)
 class StagedPlan:
-    """A plan and its tensors, in the order of use. None: the plan has nothing of the kind."""
+    """A plan and its tensors, in the order of use. A field that is None: the plan has nothing of
+    this kind."""
 
     plan: StepPlan
     sizes: BesideSizes  # padded numbers of queries and of all tokens
     queries: int  # number of queries of the plan's rows
-    groups: int  # places for prefix groups; 0: no groups
+    groups: int  # padded number of prefix groups; 0: no groups
     pages: StagedPages | None = None
-    cleared: Tensor | None = None  # [m] int64: blocks to clear
+    cleared: Tensor | None = None  # int64 [blocks]: blocks to clear
     takes_drafts: bool = False  # True if some queries' drafts were made by the device
-    moved_blocks: tuple[Tensor, Tensor] | None = None  # source, target: [c] int32 each
-    # source, target of recurrent state: [c] int32 each
+    # KV blocks to copy: sources and targets, int32 [copies] each
+    moved_blocks: tuple[Tensor, Tensor] | None = None
+    # slots of recurrent state to copy: sources and targets, int32 [copies] each
     moved_slots: tuple[Tensor, Tensor] | None = None
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = (
-        None  # [m, 3] int32: row, index in its table, block; padded with row -1
+        None  # int32 [entries, 3]: row, index in its block table, block; padded with row -1
     )
     masks: tuple[Tensor, Tensor] | None = (
-        None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
+        None  # token masks: slots int64 [masks], words int32 [masks, ceil(vocabulary / 32)]
     )
-    group_blocks: Tensor | None = None  # [groups, width] int32
+    group_blocks: Tensor | None = None  # blocks of each prefix group, int32 [groups, width]
     chunks: StagedChunks | None = None
 
 
 class PlanStager:
-    """Packs plans into `staging` at `sizes`. asked: records the joining rows and the place of their
-    biases.
+    """Packs plans into the buffer `staging`. sizes: functions that pad numbers. asked: the
+    SamplingMirror, which stores joining rows and places their biases.
 
-    keeps_groups: True if group blocks once sent stay where the next steps read them. reads_tags:
-    True if the model reads tags.
+    keeps_groups: True if prefix groups' blocks, once sent, stay at the address from which later
+    steps read them. reads_tags: True if the model reads tags.
     """
 
     def __init__(
@@ -97,8 +99,8 @@ class PlanStager:
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
         """Sends a plan to the device; returns its tensors, valid until the next plan is staged.
 
-        sizes: padded numbers of queries and of all tokens. Prefix groups without a place are
-        dropped from the plan.
+        sizes: padded numbers of queries and of all tokens. Prefix groups beyond the step's capacity
+        are dropped from the plan.
         """
         staging, add, size = self._staging, self._staging.add, sizes.rows
         places = self._sizes.groups(size, plan.group_length.size)
@@ -153,8 +155,8 @@ class PlanStager:
         return StagedJoins(add(packing.join_lines(joins, asked.bias_first[joins.rows])), biases)
 
     def _there(self, group_blocks: Int32) -> bool:
-        """Returns True if the device has these group blocks; else assumes that this plan sends
-        them."""
+        """Returns True if the device has these group blocks already. If not, remembers them, since
+        the plan then sends them."""
         if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
             return True
         self._sent_groups = group_blocks

@@ -1,5 +1,5 @@
-"""Staging: a step's input from the host, as int32 words in one pinned buffer, sent by one
-asynchronous copy.
+"""Staging: pinned buffer for a step's input. All of a step's input is packed in it as int32 words
+and sent by one asynchronous copy.
 
     fixed part, always at one address (read by graphs):
         rows | skip | offset | draft | group start | group length
@@ -65,9 +65,9 @@ class Staging:
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
-        # arguments of write() since begin(): values, fill, size
+        # name -> arguments (values, fill, size) of write() since begin()
         self._now: dict[str, tuple[Int32, int, int]] = {}
-        # the arguments whose content the device has
+        # name -> arguments whose content the device has
         self._sent: dict[str, tuple[Int32, int, int]] = {}
 
     def begin(self) -> None:
@@ -79,13 +79,14 @@ class Staging:
         self._now = {}
 
     def write(self, name: str, values: Int32, fill: int, size: int) -> None:
-        """Sets the first `size` words of a fixed array: values (not to be changed afterwards), then
-        `fill`."""
+        """Sets the first `size` words of the fixed array `name`: `values`, padded with `fill`. The
+        caller must not change `values` afterwards."""
         self._now[name] = (values, fill, size)
 
     def add(self, array: NDArray[np.generic]) -> Tensor:
-        """Returns an array of the loose part on the device: int32, float32, int64, or bool (which
-        becomes int32). Valid after send(), until the next step is launched."""
+        """Adds an array to the loose part; returns its tensor on the device. Its dtype is int32,
+        float32, int64, or bool (which becomes int32). Valid after send(), until the next step is
+        launched."""
         if array.dtype == np.bool_ or array.dtype == np.uint8:
             array = array.astype(np.int32)
         words: Int32 = np.ascontiguousarray(array).view(np.int32).reshape(-1)
@@ -138,8 +139,8 @@ class MappedMasks:
         self._there: Tensor | None = None
 
     def open(self, words: Int32) -> None:
-        """Maps this board into a GPU's memory, so that the host copies no masks of it. Stays mapped
-        until `close`."""
+        """Makes the GPU able to read this board in host memory, so that the host copies no masks of
+        it. It stays mapped until `close`."""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):
@@ -153,7 +154,7 @@ class MappedMasks:
             self._words, self._there = words, torch.as_tensor(_Mapped(words), device=self._device)
 
     def take(self, words: Int32, places: Int32) -> Tensor:
-        """Returns words[places] on the device: [k, words]."""
+        """Returns the masks words[places] on the device, int32 [places, words]."""
         if words is not self._words or self._there is None:
             return to_device(words.take(places, axis=0), self._device)
         return self._there.index_select(0, to_device(places, self._device))

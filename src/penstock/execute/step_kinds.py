@@ -1,10 +1,11 @@
-"""step_kinds: the kinds of steps, each with a `launch` that runs after the plan's changes.
+"""step_kinds: the kinds of steps, each with `launch`. It is called once the plan's changes to rows
+and blocks have been launched.
 
     Decode    rows alone: one graph, or a forward graph and a draw graph; else single launches
     Beside    prompt chunks, with or without rows: a graph for few sizes, else single launches
     Late      a late step: the forward of one of the above at its launch, masks and draw later
 
-StepDraw is the draw that ends each of them. A kind knows staged plans, launches and graphs; no
+StepDraw launches the draw that ends a step of any kind. Knows staged plans, launches and graphs; no
 sequences.
 """
 
@@ -33,8 +34,8 @@ NO_TOKENS = torch.empty(0, dtype=torch.int32)
 class StepDraw:
     """Draws the tokens of a step's queries, by a graph or single launches, and scores its prompts.
 
-    compiled: True if kernels are compiled for few combinations of sampling options. part: the
-    model's `vocabulary`.
+    compiled: True if kernels are compiled, and so for few combinations of sampling options only.
+    part: this rank's part of the vocabulary, `model.vocabulary`.
     """
 
     def __init__(
@@ -206,11 +207,11 @@ class Late:
         )
         self._staging, self._masks, self._max_rows = staging, masks, max_rows
         self._waits: tuple[StagedPlan, Tensor] | None = (
-            None  # the step whose draw is still to be launched
+            None  # the step whose draw has not been launched yet
         )
 
     def launch(self, staged: StagedPlan) -> Outcome:
-        """Launches the forward only; returns no tokens."""
+        """Launches only the forward; returns an Outcome without tokens."""
         kind = self._decode if staged.chunks is None else self._beside
         self._waits = staged, kind.forward(staged)
         return Outcome(NO_TOKENS)
@@ -223,8 +224,8 @@ class Late:
         return self._draw.launch(staged, hidden, forces=late.forced.size > 0)
 
     def _take(self, plan: StepPlan, late: LateMasks) -> None:
-        """Copies masks to their slots and replaces rows that sit out by the dead row, for this
-        draw."""
+        """Copies token masks to their slots. Rows whose mask is missing are replaced by the dead
+        row for this draw, so that they draw no token."""
         device = self._staging.device
         if late.slots.size:
             slots = to_device(late.slots.astype(np.int64), device)

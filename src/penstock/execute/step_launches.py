@@ -1,5 +1,5 @@
-"""StepLaunches: the launches of a step's forward and draw; they depend on sizes alone, so that
-graphs can hold them.
+"""StepLaunches: launches a step's forward and draw. The launches depend on sizes alone, so that
+CUDA graphs can hold them.
 
     forward    prepare: row numbers -> tokens, positions, slots; then the model
     draw       head and draw in slices; advance
@@ -42,7 +42,8 @@ from penstock.models.decoder import Decoder
 
 @dataclass(slots=True)
 class StepTensors:
-    """A step's tokens, rows first: written by `prepare` and from the chunks, read by the layers."""
+    """A step's tokens: first the rows' tokens, which `prepare` writes, then the prompt chunks'. The
+    layers read them."""
 
     tokens: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
@@ -58,7 +59,7 @@ class StepTensors:
         return cls(ids, positions, slots, tags)
 
     def take(self, first: int, chunks: StagedChunks) -> None:
-        """Copies the chunks' tokens to place `first` and on."""
+        """Copies the chunks' tokens into the tensors, from index `first` on."""
         last = first + chunks.ids.shape[0]
         self.tokens[first:last].copy_(chunks.ids)
         self.positions[first:last].copy_(chunks.positions)
@@ -68,8 +69,8 @@ class StepTensors:
 
 
 class StepLaunches:
-    """Launches of steps. capacity: queries per step, padding included; groups: prefix groups per
-    step; max_tokens: tokens of rows and chunks."""
+    """Launches forward and draw of steps. capacity: most queries per step, padding included.
+    groups: most prefix groups. max_tokens: most tokens of rows and prompt chunks together."""
 
     def __init__(
         self,
@@ -90,12 +91,14 @@ class StepLaunches:
         device, width = rows.device, rows.block_table.shape[1]
         tokens = capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED
         self.columns = StepTensors.of(tokens, device, model.reads_tags)
-        # graphs need one address; plain torch reads a step's group blocks where they were staged
+        # CUDA graphs need group blocks at a fixed address; plain torch reads them from the staging
+        # buffer
         self._group_blocks = torch.zeros(
             groups if ops.compiled else 0, width, dtype=torch.int32, device=device
         )
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
-        # chunks of steps with graphs, in the form of packing.pack_chunks
+        # prompt chunks of steps with CUDA graphs, which need fixed addresses; filled as
+        # packing.pack_chunks does
         self.few_chunks = PrefillInputs(
             start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
             context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
@@ -111,7 +114,7 @@ class StepLaunches:
         self.graphs: Graphs | None = None
 
     def size_of(self, rows: int) -> int:
-        """Returns the size at which draws of so many rows run, and forwards without chunks."""
+        """Returns the padded number of rows, for draws and for forwards without prompt chunks."""
         size = None if self.graphs is None else self.graphs.size_for(rows)
         return size or self._sizes.rows(rows)
 
@@ -130,13 +133,13 @@ class StepLaunches:
         )
 
     def forward_rows(self, size: int, grouped: bool) -> Tensor:
-        """Launches prepare and forward of `size` rows alone, with as many places for prefix groups
-        as compiled steps have."""
+        """Launches `prepare` and the forward of `size` rows without prompt chunks, with room for as
+        many prefix groups as compiled steps have."""
         return self.forward(size, self._sizes.groups(size, 0) if grouped else 0)
 
     def forward_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
-        """Returns the launch of `size` rows and the chunks in `few_chunks`, `tokens`
-        tokens in all."""
+        """Returns a function that launches the forward of `size` rows and of the prompt chunks in
+        `few_chunks`, `tokens` tokens in all."""
         groups = self._sizes.groups(size, 0) if grouped else 0
         return partial(self.forward, size, groups, self.few_chunks, self.few_states, tokens)
 
@@ -155,9 +158,9 @@ class StepLaunches:
         the columns. Returns normed hidden states of the rows; with `scored`, or without rows, of
         the chunks too.
 
-        groups: places for prefix groups. chunk_states: slots of recurrent state. tokens: number of
-        rows and chunk tokens. drafts: True if some rows have several queries. embeds: as in
-        Decoder.forward."""
+        groups: padded number of prefix groups. chunk_states: slots of the chunks' recurrent state.
+        tokens: number of rows and chunk tokens together. drafts: True if some rows have several
+        queries. embeds: as in Decoder.forward."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -197,8 +200,9 @@ class StepLaunches:
         return hidden
 
     def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
-        """Returns the recurrent state inputs: row i uses slot i. A row's newest token updates the
-        state unless the slot includes it already, or the row has ended (its slot is the dump's)."""
+        """Returns the recurrent state's inputs. Row i uses slot i. folded: number of tokens that
+        each slot's state includes. A row's newest token updates the state unless the slot includes
+        it already, or the row has ended (its slot is the dump's)."""
         rows, columns = self._staging.rows[:size], self.columns
         ends = columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
         folds = (folded.index_select(0, rows) == columns.positions[:size]) & ~ends
@@ -240,8 +244,8 @@ class StepLaunches:
         )
 
     def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
-        """Launches the draw in the form captured in graphs. every: with all sampling options;
-        forces: some queries have forced tokens."""
+        """Launches the draw as it is captured in CUDA graphs. every: True: with all sampling
+        options. forces: True: some queries have forced tokens."""
         self.draw(size, hidden, EVERY if every else PLAIN, forces=forces)
 
     def queries(self, size: int, drafts: bool) -> Queries | None:
@@ -252,7 +256,7 @@ class StepLaunches:
         return Queries(self._staging.offset[:size], self._staging.draft[:size])
 
     def _decode(self, size: int, count: int) -> DecodeInputs:
-        """Returns the decode inputs of `size` rows with `count` places for prefix groups."""
+        """Returns the decode inputs of `size` rows, with room for `count` prefix groups."""
         staging, rows, groups = self._staging, self._rows, None
         if count:
             start, length = staging.group_start[: count + 1], staging.group_length[:count]

@@ -1,8 +1,9 @@
-"""step_table: measures the seconds of a runner's steps over a grid of step contents, for `penstock
-simulate`.
+"""step_table: measures steps for `penstock simulate`. It times steps over a grid of contents: rows,
+context lengths, prompt tokens, prefix groups.
 
-Steps are launched one ahead, as in the engine. StepSeconds explains the columns. Knows a runner and
-plans of its own; no scheduler, no requests.
+Each step is launched before the one before it is read, as in the engine. StepSeconds
+(artifact/manifest.py) explains the columns. Knows a runner and plans of its own; no scheduler, no
+requests.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from penstock.execute.padding import BESIDE_TOKENS
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import Chunks, Int32, Joins, Moves, StepPlan
 
-WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # steps: warm-up, least and most per round
+WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # numbers of steps: warm-up, least and most per round
 ROUND_SECONDS = 0.1  # seconds per round, after LEAST_STEPS
 ROUNDS = 3  # the least round counts: other load on the machine only adds time
 ENTRY_SECONDS = 2.0  # seconds after which an entry gets no further round
 MUCH = (
-    # fraction of a step's seconds: if its launch takes more, the device may be waiting for the host
+    # if launching a step takes more than this fraction of its seconds, the device may be
+    # waiting for the host
     0.5
 )
-FEW = 64  # tokens before rows that run beside prompts
+FEW = 64  # context length in tokens of rows that run beside prompts
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
-# spread of row lengths in tokens (either way), and row counts measured with it
+# steps whose rows' lengths differ by up to so many tokens in either direction, and their row counts
 _SPREAD, _SPREAD_ROWS = (
     512,
     (16, 128, 256, 512, 1024, 4096),
@@ -58,8 +60,8 @@ def time_steps(
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepSeconds:
-    """Returns the table, as far as time allows: `first`, then the grid, from its corners inwards.
-    seconds: time limit; clock: measures the steps."""
+    """Measures steps as long as time allows and returns the table: the steps `first`, then the
+    grid, from its corners inwards. seconds: time limit; clock: measures the steps."""
     end = time.monotonic() + seconds
     timed, took, device = list[TimedStep](), list[float](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):
@@ -90,9 +92,9 @@ def held_by(runner: TorchRunner) -> TimedEngine:
 
 
 def steps_like(facts: BuiltFor, runner: TorchRunner) -> list[TimedStep]:
-    """Returns the steps of a workload: one row and all its rows, at their beginning and their end;
-    its prompts, alone and beside rows; the prefix shared by rows. A table of these steps alone is
-    enough to simulate this workload."""
+    """Returns the steps that a workload runs: with one row and with all its rows, at the beginning
+    and at the end of their answers; with its prompts, alone and beside rows; with the prefix that
+    rows share. A table of these steps is enough to simulate this workload."""
     rows = min(facts.concurrency, runner.max_rows, runner.max_batched_tokens - 1)
     length, end = facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens
     prompts = min(length * facts.concurrency, 8192, runner.max_batched_tokens - rows)
@@ -169,7 +171,7 @@ def _contexts(runner: TorchRunner, rows: int) -> list[int]:
     return [most, *(n for n in _CONTEXT if n < most * 0.7)] if most > 0 else []
 
 
-_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # most steps per entry
+_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # most steps per table entry
 
 
 def _seconds(
@@ -217,9 +219,9 @@ def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> 
 
 
 class _Plans:
-    """Plans steps of endless rows, each with blocks of its own after its group's, beside prompt
-    chunks. As in an engine each step sends a sixteenth of the rows a new block, though here they
-    have it already."""
+    """Makes step plans of rows that never end, beside prompt chunks. Each row has its own blocks
+    after its prefix group's blocks. As in an engine, each step sends new blocks for a sixteenth of
+    the rows, though here they have these blocks already."""
 
     def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
         self._runner, self._step = runner, step
@@ -293,7 +295,7 @@ class _Plans:
         return found
 
     def _prefixes(self) -> Int32:
-        """Returns the blocks of the groups' prefixes, int32 [groups, blocks]."""
+        """Returns the block numbers of the prefix groups' prefixes, int32 [groups, blocks]."""
         blocks: Int32 = (1 + np.arange(self._groups * self._prefix, dtype=np.int32)).reshape(
             self._groups, self._prefix
         )

@@ -1,8 +1,8 @@
-"""table_in_host: decides whether a model's table of per-layer embeddings is kept in host memory
-instead of the GPU.
+"""table_in_host: places a model's per-layer embedding table. The table is kept on the GPU or in
+host memory.
 
-A step reads only one row of it per token, which the bus can carry; all other weights are read
-whole. Knows a model's shapes, Config and memory; allocates nothing.
+Of this table a step reads only one row per token, so it can be read over the bus; all other weights
+are read whole. Knows a model's shapes, Config and memory; allocates nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from penstock.models.decoder import Decoder
 
 
 def table_in_host(shape: Decoder, config: Config, device: torch.device) -> bool:
-    """Returns True if the table goes to host memory. shape: the model on torch's meta device, its
-    table counted as if on the GPU. Raises UsageError if per_layer_embeddings is set and the model
-    has no table, CapacityError if the host has no room."""
+    """Returns True if the table is to be kept in host memory. shape: the model on torch's meta
+    device, with the table counted as if it were on the GPU. Raises UsageError if
+    per_layer_embeddings is set and the model has no table, CapacityError if the host has no room.
+    """
     asked, table = config.memory.per_layer_embeddings, shape.table_bytes
     if not table and asked != "auto":
         raise UsageError(

@@ -1,5 +1,4 @@
-"""wake_gpu: sets up the GPU's context in a thread, while torch is imported. Knows the
-driver alone."""
+"""wake_gpu: creates the GPU context while torch is imported. Knows the driver alone."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from threading import Thread
 
 
 def wake_gpu(device: str) -> None:
-    """Starts setting up the first GPU, for device `auto` or `cuda`: hides 0.3 to 0.5 s behind some
-    3 s of torch's import. Errors are left to torch."""
+    """Starts a thread that creates the first GPU's context, if device is `auto` or `cuda`. It takes
+    0.3 to 0.5 s, during the 3 s of torch's import. Errors are ignored here; torch reports them
+    later."""
     if device != "cpu" and sys.platform == "linux":
         Thread(target=_retain_context, name="penstock-wake", daemon=True).start()
 
@@ -22,5 +22,5 @@ def _retain_context() -> None:
         return  # no driver
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(gpu), 0) == 0:
-        # the primary context, used by torch; kept to the end
+        # the primary context, which torch uses too; it is never released
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)

@@ -1,4 +1,5 @@
-"""warm: runs the largest steps that may be admitted, before the first request, with dead rows only.
+"""warm: runs the largest steps before the first request. All their rows are dead rows: padding
+whose results are dropped.
 
 This compiles every kernel that a step may need, and makes torch's allocator reserve the most memory
 a step may hold, so that the rest can go to the KV cache. Knows a DeviceStep and limits.
@@ -27,21 +28,25 @@ from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 # different rows per program (264: the last size of narrow layers before a change); also needed if
 # fewer rows may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
-_SEVERAL = 8  # number of chunks: more than delta_chunks.py's
-# rows x KV heads of wide heads that use the larger of two tiles on H100 and H200 (decode.py)
+# number of chunks in a step: more than the chunks that delta_chunks.py handles with its kernel for
+# few
+_SEVERAL = 8
+# least rows x KV heads at which attention with wide heads uses the larger of two tiles on H100 and
+# H200 (decode.py)
 _LARGE_TILES = 660
-# rows: the largest size with low prefix tiles, which may be one part there and two at 1,024
+# rows: the largest step whose prefix attention uses tiles of few rows; here the kernel may divide a
+# prefix into one part where it takes two at 1,024 rows, which is another kernel
 _MOST_LOW = 1984
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
-    """Runs the largest steps. The step's KV may have few blocks: all tokens go to scratch; discard
-    it afterwards.
+    """Runs the largest steps. step: its KV cache may have few blocks, since all tokens are written
+    to the scratch block; discard it afterwards.
 
     grouping: True if steps may have prefix groups."""
     most, binaries = limits.max_batched_tokens, step.model.ops.binaries
-    # an artifact's kernels are already compiled; smaller steps' are loaded when captured or first
-    # used
+    # a built engine's kernels are compiled already; those of smaller steps are loaded when
+    # captured or first used
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
     _all_rows_ask(step)
@@ -53,7 +58,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
-    if compiles and step.kv.by_slot:  # recurrent state over several chunks uses other kernels
+    if compiles and step.kv.by_slot:  # recurrent layers use other kernels for several chunks
         several = np.full(max(1, min(_SEVERAL, most // 16)), min(16, most), np.int32)
         step.step(_plan_of(0, PLAIN, several, MAX_LOGPROBS))
     step.asked.wants[:] = 0
@@ -107,8 +112,8 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
 
 
 def _score_prompts(step: DeviceStep, most: int) -> None:
-    """Compiles prompt scoring for slices of all sizes, since slices may be larger than the number
-    of rows."""
+    """Compiles the scoring of prompt tokens for slices of all sizes, since slices may be larger
+    than the number of rows."""
     hidden = torch.zeros(
         (most, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
     )

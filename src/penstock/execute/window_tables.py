@@ -1,4 +1,5 @@
-"""WindowTables: the device's block tables for layers with windows, one per page table.
+"""WindowTables: device block tables for sliding-window layers. There is one per page table
+(layer_pages.py).
 
     page     [tables, blocks]  a block's page; the scratch block's is itself, and so is the dump's.
              Until a plan sets others, the first blocks have pages of their own, for plans made
@@ -26,24 +27,28 @@ from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
-ALIGNED = 4  # kernels are compiled for addresses that are multiples of 16 bytes
+# columns are padded to a multiple of this many entries, because kernels need addresses that are
+# multiples of 16 bytes
+ALIGNED = 4
 
 
 @dataclass(slots=True)
 class StagedPages:
-    """A plan's changes of pages, on the device. None: nothing of the kind."""
+    """A plan's changes of pages, on the device. None: the plan has none."""
 
-    fresh: Tensor | None = None  # [p, 1 + tables] int64: new blocks and their pages
-    # [m] int64: new blocks and pages to clear: all except blocks that this step's chunks fill
-    # (which saves 1.2 ms in a step of 16,384 prompt tokens)
+    # each line: a new block and its pages, int64 [new blocks, 1 + tables]
+    fresh: Tensor | None = None
+    # new blocks and pages to clear, int64 [blocks]. Blocks that this step's chunks fill are left
+    # out, which saves 1.2 ms in a step of 16,384 prompt tokens
     cleared: Tensor | None = None
-    joined: Tensor | None = None  # [k] int64: rows
-    grown: Tensor | None = None  # [m, 3] int64: row, index in its table, block
+    joined: Tensor | None = None  # rows that join, int64 [rows]
+    # new table entries, int64 [entries, 3]: row, index in its block table, block
+    grown: Tensor | None = None
 
 
 class WindowTables:
-    """Tables of `layer_pages`, over the block tables of `rows` and a cache of `blocks` pages; the
-    last page is the dump."""
+    """Page tables made from the block tables of `rows`. layer_pages: the assignment of layers to
+    pages. blocks: pages of the cache; the last is the dump, which padding writes to."""
 
     def __init__(self, layer_pages: LayerPages, rows: RowState, blocks: int) -> None:
         tables, device = layer_pages.tables, rows.device

@@ -1,2 +1,2 @@
-"""The long jobs, over `penstock.llm`: repeated sampling, files of prompts;
-and `penstock doctor`."""
+"""Long jobs over `penstock.llm`. Jobs are repeated sampling and files of prompts; `penstock doctor`
+is here too."""

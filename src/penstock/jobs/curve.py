@@ -1,5 +1,5 @@
-"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. Knows points, not
-samples.
+"""Draws the coverage curve (pass@k over k). It is inline SVG in the report, and a PNG for other
+uses. Knows points, not samples.
 
 Both have k on a log2 scale, the share of problems solved from 0 to 100 %, and the 95 % interval as
 a band, with a line at each point, because a single point has no band.
@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.status_line import percent
 
-WIDTH, HEIGHT = 760, 380  # size in the SVG's own coordinates; it scales with the page
+WIDTH, HEIGHT = 760, 380  # size in the SVG's coordinates, which scale with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
 Point = dict[str, Any]  # {"k", "value", "low", "high"}
 
@@ -26,7 +26,8 @@ def interval(point: Point) -> str:
 
 
 def svg(points: Sequence[Point]) -> str:
-    """Returns an <svg> whose colours are the page's CSS classes, for light and dark themes."""
+    """Returns the curve as an <svg> element. Its colours are CSS classes of the page, for light and
+    dark themes."""
     x = _scale(points)
 
     def y(share: float) -> float:
@@ -92,8 +93,8 @@ def _labelled(points: Sequence[Point]) -> list[Point]:
 
 
 def _ends(points: Sequence[Point]) -> list[tuple[Point, int]]:
-    """Returns the first and last point, whose values are shown, with their label's offset: the
-    first one's label is below the curve."""
+    """Returns the first and the last point, whose values are shown, each with its label's vertical
+    offset. The first point's label is below the curve."""
     return [(points[-1], 4)] if len(points) == 1 else [(points[0], 18), (points[-1], 4)]
 
 

@@ -1,6 +1,6 @@
-"""`penstock doctor`: describes this machine, which kernels would run and why, and how many KV
-tokens would fit. Calls the same code that opens an engine (`execute`, `kernels`), and loads no
-weights.
+"""`penstock doctor`: describes this machine. It tells which kernels would run and why, and how many
+tokens of KV cache would fit. Calls the same code that opens an engine (`execute`, `kernels`), and
+loads no weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ TRIED = (9, 0)  # compute capability of the GPUs on which the tests marked gpu r
 
 
 def print_doctor(config: Config) -> None:
-    """Prints part by part, so that known facts are shown before an error about the rest.
+    """Prints the description section by section, so that known facts are shown before an error
+    about the rest.
 
     Raises UsageError, CheckpointError or CapacityError, as opening this model here would.
     """
@@ -126,7 +127,8 @@ def machine() -> Facts:
 
 
 def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """Returns column of kernels -> its operations, and the reason."""
+    """Returns pairs: a kind of kernels (such as triton), and the operations that use it with the
+    reason of the choice."""
 
     from penstock.kernels.choose import choose
 
@@ -139,8 +141,8 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def artifact(fitted: Fitted) -> Facts:
-    """Returns the manifest's choices that apply here, and differences from the machine it was built
-    on."""
+    """Returns a built engine's option values that apply on this machine, and the differences from
+    the machine it was built on."""
     knobs = {
         name: getattr(place, name)
         for name, place in fitted.config.places().items()
@@ -188,7 +190,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     whole, decoder, table = shape(1), shape(ranks), ""
     if config.model.load_format == "auto":
-        # refuses weights that are missing, cut short or of another model
+        # raises for weights that are missing, cut short or of another model
         find_weights(decoder, folder)
     if table_in_host(decoder, config, device):
         table, decoder = (
@@ -250,8 +252,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def text(folder: Path, options: ModelOptions) -> Facts:
-    """Returns how text and its ends are read. Raises CheckpointError for end ids outside the
-    vocabulary."""
+    """Returns facts about the tokenizer and the end-of-text ids. Raises CheckpointError for end ids
+    outside the vocabulary."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer_files import read_end_of_text
@@ -259,7 +261,7 @@ def text(folder: Path, options: ModelOptions) -> Facts:
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
     try:
         of_tokenizer = read_end_of_text(options.tokenizer_folder(folder))
-    except TokenizerError:  # reported below
+    except TokenizerError:  # the error is reported below
         of_tokenizer = None
     ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
@@ -312,7 +314,8 @@ def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
     torch.nn.functional.linear(x, weight)
     begun = time.perf_counter()
     torch.nn.functional.linear(x, weight)
-    each = (time.perf_counter() - begun) / (rows * size * size)  # seconds of a multiplication
+    # seconds per multiplication of two numbers
+    each = (time.perf_counter() - begun) / (rows * size * size)
     seconds = (
         each
         * tokens

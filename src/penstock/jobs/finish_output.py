@@ -1,10 +1,10 @@
-"""The last step of a run whose OUT is .parquet or .gz: makes OUT from the journal's lines, once all
-of them are there.
+"""Writes a run's .parquet or .gz output. It is the last step of a run: such an OUT is made from the
+journal's lines once all of them are there.
 
     OUT.parquet.jsonl (+ .journal), which the run appends to --all rows are there--> OUT.parquet,
     whole or not at all
 
-Knows the rows' form, no engine.
+Knows the format of rows; no engine.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from penstock.disk import write_whole
 from penstock.errors import JournalError
 from penstock.journal import journal_of
 
-# types of a carried column's values; a column of mixed or other types is stored as JSON text
+# types of values that a copied column keeps; a column of mixed or other types is stored as JSON
+# text
 _PLAIN = (str, int, float, bool)
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
 
 def ledger_of(out: Path) -> Path:
-    """Returns the file that a run's rows are appended to: OUT itself, or a file beside an OUT that
-    cannot be appended to.
+    """Returns the file that a run appends its rows to: OUT itself, or, for a .parquet or .gz OUT,
+    which cannot be appended to, a file beside it.
 
-    Raises JournalError for an existing OUT that no run of this name made, UsageError without
-    pyarrow.
+    Raises JournalError if OUT exists and was not made by a run with this name, UsageError if
+    pyarrow is missing.
     """
     if not out.name.endswith(SUFFIXES):
         return out
@@ -48,8 +49,8 @@ def ledger_of(out: Path) -> Path:
 
 
 def finish_output(ledger: Path, out: Path) -> None:
-    """Makes OUT from a ledger that has all rows; does nothing if they are the same file. Raises
-    JournalError, CapacityError."""
+    """Makes OUT from the file of finished rows (ledger), which must be complete; does nothing if
+    they are the same file. Raises JournalError, CapacityError."""
     if ledger != out:
         write = _write_parquet if out.name.endswith(".parquet") else _write_gz
         try:
@@ -114,8 +115,8 @@ def _write_parquet(ledger: Path, file: BinaryIO) -> None:
 
 
 def _carried(ledger: Path, own: set[str]) -> dict[str, type]:
-    """Returns the columns that rows carry beside OUT's own, with the common type of their values;
-    object if there is none."""
+    """Returns the names of columns that rows copy from the input, beside OUT's own, with the common
+    type of their values; `object` if they have none."""
     kinds: dict[str, set[type]] = {}
     for row in _rows(ledger):
         for name in row.keys() - own:

@@ -1,11 +1,11 @@
-"""Parses the rows of `penstock run` into prompts and sampling parameters. There are two forms. Ours
-has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages", "metadata", and any field
-of SamplingParams or of a chat}. The other is a body of OpenAI's API with a custom_id, in a batch's
-envelope or without, read as a server's batch reads it: {"custom_id", "method", "url", "body"}, or
-{"custom_id", "messages", ...}.
+"""Parses the input rows of `penstock run`. A row becomes a prompt and sampling parameters. There
+are two formats. Ours has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages",
+"metadata", and any field of SamplingParams or of a chat}. The other is a request body of OpenAI's
+API with a custom_id, read as a server reads the lines of a batch file: {"custom_id", "method",
+"url", "body"}, or the body's fields beside the id: {"custom_id", "messages", ...}.
 
-Knows the forms, no engine. Unserved fields are refused by name; row numbers are line numbers, from
-1.
+Knows the formats; no engine. Fields that cannot be served are refused by name; row numbers are line
+numbers, from 1.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs", "output_kind"}
-LONGEST_ID = 1 << 20  # characters: the length of a journal's line is bounded
-LONGEST_CARRIED = 1 << 20  # characters of JSON: everything that a row carries through to OUT
+LONGEST_ID = 1 << 20  # characters; a line of a journal has a limited length
+LONGEST_CARRIED = 1 << 20  # characters of JSON of all data that a row copies to OUT
 OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields of OUT's rows
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
-# The form of our rows. SamplingParams and the chat's options check the values themselves.
+# The fields of our row format. SamplingParams and the chat's options check the values themselves.
 OwnRow = msgspec.defstruct(
     "OwnRow",
     [
@@ -49,8 +49,8 @@ OwnRow = msgspec.defstruct(
     ],
     forbid_unknown_fields=True,
 )
-# Fields of a body that a server's batch serves and `penstock run` does not -> the one harmless
-# value.
+# Fields of a request body that a server's batch accepts and `penstock run` does not -> the one
+# value that is accepted.
 UNSERVED: dict[str, Any] = {
     "echo": False,
     "prompt_logprobs": None,
@@ -63,7 +63,7 @@ UNSERVED: dict[str, Any] = {
     "tools": None,
     "reasoning_effort": None,
 }
-PARQUET_ROWS = 1024  # rows in memory at once
+PARQUET_ROWS = 1024  # rows of a Parquet file in memory at once
 # Default values of a chat's options, which are not passed on.
 _USUAL = {
     "add_generation_prompt": True,
@@ -74,8 +74,8 @@ _USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """Sampling defaults of a model of unknown sizes;
-    the engine checks the values that they bound."""
+    """Sampling defaults for parsing rows before the model is known; the engine checks values that
+    depend on the model."""
 
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     vocab_size: int = 2**31
@@ -87,9 +87,9 @@ NO_MODEL = ModelDefaults()
 
 @dataclass(slots=True)
 class Row:
-    """One checked row, with either prompt or messages. model: named by a batch row, for the record.
-    chat: options of `text.chat`. number: its line. carried: metadata and kept columns, which go
-    through to OUT.
+    """One checked row, with either prompt or messages. model: the model that an OpenAI row names;
+    it is only reported. chat: options of `text.chat`. number: its line number. carried: metadata
+    and kept columns, which are copied to OUT.
     """
 
     id: Id
@@ -104,8 +104,8 @@ class Row:
 
 @dataclass(slots=True)
 class Survey:
-    """The result of the first pass over a file. fingerprint: of its bytes. models: the first few
-    names in batch rows."""
+    """The result of the first pass over a file. fingerprint: checksum of the file's bytes. models:
+    the first few model names in OpenAI rows."""
 
     rows: int
     fingerprint: str
@@ -133,7 +133,7 @@ def kept_columns(told: str | None) -> tuple[str, ...]:
 def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -> Survey:
     """Checks every row of a file in one pass and constant memory, beside 16 to 32 bytes an id.
 
-    keep: columns that go through to OUT. say: called with the number of checked rows, every
+    keep: columns that are copied to OUT. say: called with the number of checked rows, every
     100,000.
 
     Raises one UsageError with the number of every row that is broken, has an unserved field, or
@@ -166,9 +166,9 @@ def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -
 def read_rows(
     path: Path, seed: int, defaults: Mapping[str, float | int], keep: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    """Yields the rows of a file one by one. seed: the run's; a row without a seed gets one derived
-    from it and the row's id. defaults: the model's sampling defaults, for rows in OpenAI's form.
-    keep: columns that go through to OUT.
+    """Yields the rows of a file one by one. seed: the run's seed; a row without a seed gets one
+    derived from it and the row's id. defaults: the model's sampling defaults, for rows in OpenAI's
+    format. keep: columns that are copied to OUT.
     """
     facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
@@ -229,7 +229,7 @@ def _present(value: Any) -> Any:
 def parse_row(
     line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()
 ) -> Row:
-    """Parses a row. Raises UsageError that begins with the row's number."""
+    """Parses a row. Raises UsageError; its message begins with the row's number."""
     try:
         row = json.loads(str(line, "utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -257,7 +257,7 @@ def parse_row(
     except msgspec.ValidationError as error:
         raise UsageError(f"row {number}: {reason_of(error)}") from error
     except RecursionError as error:
-        # JSON that could be parsed may still be nested too deep for an error's text
+        # JSON that could be parsed may still be nested too deep to be shown in an error message
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 
@@ -267,15 +267,15 @@ _BODY = frozenset(("custom_id", *CompletionForm.__struct_fields__, *ChatForm.__s
 
 
 def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
-    """Returns the row without kept columns that are no fields of its form; the row itself if it has
-    none."""
+    """Returns the row without the kept columns that are no fields of its format; the row itself if
+    it has none."""
     beside = {name for name in keep if name in row and name not in form}
     return {name: row[name] for name in row if name not in beside} if beside else row
 
 
 def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the data that goes through to OUT: the row's metadata (in a batch row, the body's)
-    and the kept columns. Raises UsageError if it is too long."""
+    """Returns the data that is copied to OUT: the row's metadata (in an OpenAI row, the body's) and
+    the kept columns. Raises UsageError if it is too long."""
     if not isinstance(row, dict):
         return {}
     body = row.get("body")
@@ -297,7 +297,7 @@ def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
-    """Parses a row of our form. Raises UsageError, msgspec.ValidationError."""
+    """Parses a row in our own format. Raises UsageError, msgspec.ValidationError."""
     beside = next((name for name in row if name not in _OWN and name not in _SAMPLING), None)
     try:
         own: Any = msgspec.convert(row, OwnRow)
@@ -339,7 +339,7 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
 
 
 def _check_served(form: CompletionForm | ChatForm) -> None:
-    """Raises UsageError for fields that a row's outputs have no place for."""
+    """Raises UsageError for fields whose results OUT's rows cannot hold."""
     for name, harmless in UNSERVED.items():
         if getattr(form, name, harmless) != harmless:
             message = (
@@ -350,8 +350,8 @@ def _check_served(form: CompletionForm | ChatForm) -> None:
 
 
 def _seed(seed: int, name: Id) -> int:
-    """Derives a row's seed from the run's seed, so that its samples are the same whenever they are
-    drawn."""
+    """Derives a row's seed from the run's seed and the row's id, so that its samples are the same
+    whenever they are drawn."""
     return mix("row", seed, json.dumps(name))
 
 

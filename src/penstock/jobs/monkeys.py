@@ -1,9 +1,9 @@
-"""Repeated sampling over problems with checkable answers: draws n samples each, counts the right
-ones and measures the speed.
+"""Repeated sampling over problems with checkable answers. Draws n samples of each problem, counts
+the right ones and measures the speed.
 
-samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw
-whenever it is made, because its seed depends on the run's seed and the problem's index alone. Knows
-the engine only as `LLM.stream`.
+samples.jsonl is a journal: it gets every sample exactly once, even if the job is killed and
+continued. Sample i of a problem is the same whenever it is drawn, because its seed depends on the
+run's seed and the problem's index alone. Knows the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from penstock.request import SamplingParams
 if TYPE_CHECKING:
     from penstock.llm import Finished, Prompt
 
-LARGEST_SUMMARY = 256 << 20  # bytes
-# Fields of a sample that are read back, with their types.
+LARGEST_SUMMARY = 256 << 20  # most bytes of summary.json
+# Fields of a line of samples.jsonl that a continued job reads, with their types.
 FORM: dict[str, Any] = {
     "problem": int,
     "sample": int,
@@ -94,7 +94,7 @@ class Options:
 
 
 class _Earlier(msgspec.Struct):
-    """The parts of a summary that tell how its samples were drawn."""
+    """The parts of an earlier run's summary.json about how its samples were drawn."""
 
     speed: dict[str, float | None]
     engine: dict[str, Any]
@@ -102,7 +102,7 @@ class _Earlier(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The problems to answer and the pool of shots."""
+    """The problems to answer, and the pool of few-shot examples."""
 
     asked: list[Problem]
     pool: list[Problem]
@@ -248,7 +248,8 @@ def _draw_missing(
 
 
 def _rows(journal: Journal, work: Work) -> Iterator[dict[str, Any]]:
-    """Yields the stored samples. Raises JournalError for a row that `_keep` does not write."""
+    """Yields the stored samples. Raises JournalError for a row that this job cannot have
+    written."""
     asked = {problem.index for problem in work.asked}
     for row in journal.rows():
         sound = row.keys() >= FORM.keys() and all(
@@ -309,7 +310,7 @@ def _draw(
                     made["samples"] += 1
                     made["output_tokens"] += len(finished.output.token_ids)
                     made["prompt_tokens"] += finished.prompt_tokens if left[index] == 1 else 0
-                    # nothing is left of a problem that ended in an error
+                    # a problem that ended in an error has no samples left to wait for
                     ended = min(left[index], 1)
                 left[index] -= ended
                 samples.ended += ended
@@ -319,8 +320,8 @@ def _draw(
 
 
 def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str, Any]:
-    """Returns what this run generated, and how fast. A prompt counts once a problem, for any number
-    of samples."""
+    """Returns what this run generated, and how fast. A prompt's tokens count once per problem,
+    whatever the number of samples."""
     output, prompts = made["output_tokens"], made["prompt_tokens"]
     return {
         "seconds": seconds,
@@ -336,7 +337,7 @@ def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str,
 def _known(
     options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
 ) -> dict[int, list[str | None]]:
-    """Returns problem index -> answers in the journal, if answers can stop a problem."""
+    """Returns problem index -> answers in the journal. It is empty without `--stop-when`."""
     known: dict[int, list[str | None]] = {index: [] for index in todo}
     if options.stop_when is not None and len(journal):
         for row in _rows(journal, work):
@@ -352,8 +353,9 @@ def _prompts(
     known: dict[int, list[str | None]],
     follow: Callable[[], None],
 ) -> Iterator[Prompt]:
-    """Yields the prompts of the missing samples. known: answers drawn before. follow: called for
-    each prompt, because many are made between two steps."""
+    """Yields the prompts of the missing samples. known: problem index -> answers drawn before.
+    follow: called for each prompt to update the progress line, because many prompts are made
+    between two steps."""
     from penstock.llm import Prompt
 
     for problem in work.asked:

@@ -1,4 +1,4 @@
-"""Opens the engine of a job, and identifies a model before it is open.
+"""Opens the engine of a job. Also identifies a model before it is open, for a job's fingerprint.
 
 A job takes `open_llm` as an argument, so that tests can pass another function.
 """
@@ -23,7 +23,7 @@ class JobEngine(Protocol):
 
     @property
     def facts(self) -> Any:
-        """An object with `max_num_seqs` and `sampling_defaults`."""
+        """Facts about the engine: an object with `max_num_seqs` and `sampling_defaults`."""
 
     @property
     def generation_tokens(self) -> int:
@@ -56,11 +56,11 @@ class SteppedEngine(JobEngine, Protocol):
 
 OpenLLM = Callable[[Config], JobEngine]
 OpenStepped = Callable[[Config], SteppedEngine]
-LOOK = 1 << 16  # bytes hashed at the beginning, the middle and the end of a file
+LOOK = 1 << 16  # bytes that are hashed at each of three places in a file: beginning, middle and end
 
 
 def open_llm(config: Config) -> LLM:
-    """Returns an LLM with these knobs. The import is late because it loads torch."""
+    """Returns an LLM with these options. penstock.llm is imported here because it loads torch."""
     from penstock.llm import LLM
 
     return LLM(**config.told())

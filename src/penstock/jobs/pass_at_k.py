@@ -1,4 +1,5 @@
-"""Coverage: the probability that at least one of k samples is right. Numbers only.
+"""Coverage (pass@k) and its confidence interval. pass@k is the probability that at least one of k
+samples is right. Knows numbers only.
 
     pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >=
                                             k samples, c of them right
@@ -33,13 +34,13 @@ class Coverage:
 
 
 def powers(n: int) -> list[int]:
-    """Returns 1, 2, 4, ... below n, and n itself."""
+    """Returns the powers of two below n, and n itself."""
     return [1 << i for i in range(n.bit_length()) if 1 << i < n] + [n]
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Returns the estimate of one problem, as a product of ratios,
-    so that no binomial overflows."""
+    """Returns pass@k of one problem. It is computed as a product of ratios, so that no binomial
+    overflows."""
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right among {n} samples doesn't exist")
     if n - right < k:
@@ -67,8 +68,8 @@ def coverage(
 def _interval(
     estimates: NDArray[np.float64], seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the interval's ends [k]. estimates: [problems, k]. Problems with equal estimates draw
-    their bootstrap weight together."""
+    """Returns the interval's ends [k]. estimates: [problems, k]. For speed, problems with equal
+    estimates get one joint bootstrap weight."""
     distinct, counts = np.unique(estimates, axis=0, return_counts=True)
     draw = np.random.default_rng(seed)
     lows, highs = [], []
@@ -76,7 +77,7 @@ def _interval(
         rows = min(CHUNK, BOOTSTRAPS - start)
         weights = draw.standard_gamma(counts, (rows, len(counts)))
         another = draw.standard_gamma(1, (rows, 1))
-        # [rows, 1], [rows, k]
+        # shapes [draws, 1] and [draws, ks]
         total, solved = (
             weights.sum(1, keepdims=True) + another,
             weights @ distinct,

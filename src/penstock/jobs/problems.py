@@ -1,12 +1,12 @@
-"""Problems: rows with `question` and `answer` (ending in `#### number`, as in GSM8K) from JSON
-lines, plain or .gz, from parquet or a hub dataset; their prompts, and the number in a sample. Knows
-no models.
+"""Problems with checkable answers. A row has `question` and `answer` (ending in `#### number`, as
+in GSM8K); rows come from JSON lines, plain or .gz, from parquet or a hub dataset. Makes their
+prompts, and finds the number in a sample. Knows no models.
 
     Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
     Question: {question}\\nAnswer:
 
-Shots are drawn by the run's seed and the problem's index: the same on any machine, never the
-problem itself.
+Shots (few-shot examples) are drawn by the run's seed and the problem's index. They are the same on
+any machine, and never the problem itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.jobs.input_rows import mix, read_lines
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PREFERRED_FOLDERS = ("main", "default")
-# Matches the number after `####`: optional sign, $ and commas; not the beginning of a fraction, a
-# time or a power.
+# Matches the number after `####`, with optional sign, $ and commas. It does not match the
+# beginning of a fraction, a time or a power.
 NUMBER = re.compile(
     r"####[ \t]*([-+]?)[ \t]*\$?["
     r" \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
@@ -114,7 +114,7 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(str(line, "utf-8-sig"))
             except (ValueError, RecursionError) as error:
-                # no UTF-8, no JSON, or a number with thousands of digits
+                # the line is no UTF-8, no JSON, or has a number with thousands of digits
                 raise UsageError(
                     f"{source} row {number} is no JSON ({error}): mend the row or take it out"
                 ) from error
@@ -140,8 +140,9 @@ def _fetch(source: str, split: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     name, _, beginning = source.partition(":")
-    # Without a connection the hub's client raises an error of its HTTP library, which changed with
-    # its versions (requests, httpx, httpx2); HfHubHTTPError has always been a subclass of it.
+    # Without a connection the hub's client raises an error of its HTTP library, which
+    # changed with its versions (requests, httpx, httpx2); HfHubHTTPError has always been a
+    # subclass of it.
     unreachable = tuple(
         c for c in HfHubHTTPError.__mro__ if c.__name__ in ("HTTPError", "RequestException")
     )

@@ -1,6 +1,6 @@
-"""The live progress line of a long job: what is done, the current speed, the expected end. On a
-terminal it is overwritten by a thread, else printed every ten seconds. Knows the job only by its
-counts and its journal.
+"""The live progress line of a long job. It shows how much is done, the current speed and the
+expected end. On a terminal a thread overwrites it; elsewhere it is printed every ten seconds. Knows
+the job only by its counts and its journal.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from penstock.journal import Journal
 from penstock.status_line import SELDOM, StatusLine, duration
 
 LIVE_SECONDS = 0.25
-WINDOW_SECONDS = 5.0  # speed is the mean over five seconds, or over more until tokens are seen
-# items that must have ended after the first before an end is predicted
+# the speed is the mean over this time, or over a longer one if it has no tokens
+WINDOW_SECONDS = 5.0
+# number of items that must end after the first before the end time is predicted
 FEW = 10
-BAR = 12  # characters
+BAR = 12  # characters of the progress bar
 
 
 @dataclass(slots=True)
 class Count:
-    """The progress of one kind of item: `done` of `total`, in the journal and on the disk; `before`
-    of them in an earlier run.
+    """The progress of one kind of item, such as rows. done: items in the journal on the disk, of
+    `total`; before: how many of them an earlier run has done.
 
-    ended: in this run, on the disk yet or not. begun: taken by the engine in this run; 0 if not
-    counted.
+    ended: items that ended in this run, whether on the disk yet or not. begun: items that the
+    engine has taken in this run; 0 if not counted.
     """
 
     name: str
@@ -54,8 +55,8 @@ class Progress:
     """Used as `with Progress([Count(...), ...], tokens) as p:`; then add to the counts' `ended` as
     items end, and call `follow`.
 
-    counts: the last one determines the bar and the expected end. tokens: returns the number of
-    output tokens so far; called from the redrawing thread.
+    counts: the progress of each kind of item; the last one determines the bar and the expected end.
+    tokens: returns the number of output tokens so far; called from the redrawing thread.
     """
 
     def __init__(self, counts: list[Count], tokens: Callable[[], int]) -> None:
@@ -88,16 +89,16 @@ class Progress:
         return time.monotonic() - self._start
 
     def follow(self, journal: Journal) -> None:
-        """Call it often while work goes on: brings waiting rows to the disk when due, and then
-        counts ended items as done."""
+        """Writes waiting rows to the disk when that is due, and then counts ended items as done.
+        Call it often while the job runs."""
         if journal.tick():
             for count in self.counts:
                 count.done = count.ended
 
     @contextmanager
     def stoppable(self, journal: Journal, out: Path | None) -> Iterator[None]:
-        """Brings all rows to the disk at the end and at Ctrl-C; KeyboardInterrupt gets a message
-        how to continue from `out`. out None: nothing is kept to continue from."""
+        """Writes all rows to the disk at the end of the block and at Ctrl-C. KeyboardInterrupt gets
+        a message that says how to continue from `out`; None: the run cannot be continued."""
         try:
             yield
             journal.commit()
@@ -119,9 +120,10 @@ class Progress:
         now = time.monotonic()
         made = self._tokens()
         if len(self._seen) > 1 and self._seen[-1][1] == self._seen[-2][1] == made:
-            self._seen.pop()  # both ends of a time without tokens are enough
+            # during a time without tokens only its first and last entry are needed
+            self._seen.pop()
         self._seen.append((now, made))
-        # A step may take longer than the window: then keep the entry before its tokens.
+        # A step may take longer than the window: keep the last entry from before the window.
         while (
             len(self._seen) > 2
             and now - self._seen[0][0] > WINDOW_SECONDS
@@ -138,7 +140,7 @@ class Progress:
 
     def _end(self, now: float) -> str:
         """Returns the expected end as text, by the pace since the first items ended; the time
-        before was start-up."""
+        before counts as start-up."""
         main = self.counts[-1]
         if self._first is None and main.done:
             self._first = now, main.done

@@ -1,9 +1,9 @@
-"""Recommends numbers of ranks and replicas: the smallest tensor parallelism that holds weights and
-KV, then data parallelism over the remaining GPUs. Knows a model's shapes and bytes; no running
-engine.
+"""Recommends numbers of ranks and replicas. It takes the fewest tensor parallel ranks that hold
+weights and KV cache, and then as many replicas as fit on the remaining GPUs. Knows a model's shapes
+and bytes; no running engine.
 
-All-reduces between ranks cost time that replicas do not need, so ranks are only for what does not
-fit.
+Ranks spend time on all-reduces and replicas do not, so a model is divided over ranks only if it
+does not fit on fewer GPUs.
 """
 
 from __future__ import annotations

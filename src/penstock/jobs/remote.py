@@ -1,4 +1,5 @@
-"""An HTTP client for files and batches of any server with OpenAI's API; `penstock batch` uses it.
+"""An HTTP client for OpenAI's files and batches. `penstock batch` uses it; any server with OpenAI's
+API will do.
 
 Knows HTTP and OpenAI's objects; no engine, and not how a server stores them. Every error is one
 line.
@@ -19,8 +20,8 @@ from urllib.parse import quote, urlsplit
 from penstock.errors import PenstockError, UsageError
 
 PIECE = 1 << 20
-ANSWER_SECONDS = 120.0  # longest wait for an answer, or for a piece of a file
-LONGEST_ANSWER = 256 << 20  # bytes of an object
+ANSWER_SECONDS = 120.0  # seconds to wait for an answer, or for the next bytes of a file
+LONGEST_ANSWER = 256 << 20  # most bytes of a JSON answer
 
 Json = dict[str, Any]
 
@@ -40,8 +41,8 @@ class NoAnswerError(RemoteError):
 
 
 class Remote:
-    """One server. url: with or without /v1. Each request has its own connection, so the server may
-    restart in between."""
+    """One server. url: with or without /v1. Each request opens a new connection, so the server may
+    restart between two requests."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
@@ -145,7 +146,7 @@ class Remote:
         try:
             try:
                 connection.connect()
-                # the server refused in the middle of the upload: its answer says why
+                # the server may refuse the request in the middle of the upload; its answer says why
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(
                         method, self._path + path, body, {**self._headers, **(headers or {})}

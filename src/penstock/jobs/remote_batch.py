@@ -1,6 +1,6 @@
-"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The
-server does the work, and may restart meanwhile. Knows OpenAI's objects and the screen; remote.py
-sends the requests.
+"""`penstock batch`: runs batches on a remote server. It submits a file, watches a batch until it is
+over, cancels it, or fetches its results. The server may restart meanwhile. Knows OpenAI's objects
+and the screen; remote.py sends the requests.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from penstock.journal import journal_of
 from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
-LOOK_EVERY = 2.0  # seconds
-LONGEST_LINE = 32 << 20  # bytes of the line that has the endpoint
-WAITS = {  # reasons of waiting, as our server reports them
+LOOK_EVERY = 2.0  # seconds between two queries of a batch's state
+LONGEST_LINE = 32 << 20  # most bytes of the file's first line, which names the endpoint
+WAITS = {  # reasons why a batch waits, as our server reports them -> text on the screen
     "disk": "held up by the server's disk: its log says why",
     "model": "waits for a server of its model",
     "turn": "waits for its turn",
@@ -31,16 +31,18 @@ MOST_TOLD = 20  # bad lines listed on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
-    """Uploads a file, makes a batch of it, and returns the batch's id. endpoint None: the first
-    line's."""
+    """Uploads a file, makes a batch of it, and returns the batch's id. endpoint None: the endpoint
+    in the file's first line."""
     endpoint = endpoint or _endpoint_of(path)
     file_id = remote.upload(path)["id"]
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
-        # after other errors the batch may exist and use the file
+        # delete the file only if the server refused the batch; after other errors the batch may
+        # exist
         if 400 <= error.status < 500 and error.status != 408:
-            with suppress(RemoteError):  # the refusal is the error to report
+            # if deleting fails too, the refusal is still the error to report
+            with suppress(RemoteError):
                 remote.delete(file_id)
         raise
 
@@ -75,7 +77,7 @@ def watch(
     are known. Raises RemoteError for an error that waiting does not fix."""
     screen = StatusLine(out)
     troubles: list[str] = []
-    said = ""  # the last status shown
+    said = ""  # the status line shown last
 
     def show(text: str) -> None:
         nonlocal said
@@ -158,7 +160,8 @@ def fetch(
         raise UsageError(
             "- is no OUT: answers and failed lines are two files, so name one", param="out"
         )
-    _check_free(out, overwrite)  # a folder may have no name to derive the error file from
+    # check first: a path such as `/` has no name from which the error file's name can be made
+    _check_free(out, overwrite)
     places = {"completed": out, "failed": error_file_of(out)}
     _check_free(places["failed"], overwrite)
     batch = remote.batch(batch_id)
@@ -190,7 +193,7 @@ def _check_free(place: Path, overwrite: bool) -> None:
     """Raises JournalError for a name that is taken."""
     check_writable(place, link=True)
     for journal in (journal_of(place), journal_of(place.resolve())):
-        if journal.exists():  # a running run would go on writing into a file without a name
+        if journal.exists():  # a `penstock run` that is writing this file would lose its rows
             raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")
     if not overwrite and place.exists() and place.stat().st_size:
         raise JournalError(

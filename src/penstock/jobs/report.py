@@ -1,5 +1,6 @@
-"""The results of a sampling job: the table on the terminal, summary.json, report.html (one file
-with everything in it) and coverage.png. Knows the summary and the rows of samples.jsonl, no engine.
+"""The results of a sampling job. They are a table on the terminal, summary.json, report.html (one
+file with everything in it) and coverage.png. Knows the summary and the rows of samples.jsonl, no
+engine.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from penstock.status_line import duration, percent
 
 Summary = Mapping[str, Any]
 Rows = Callable[[], Iterator[dict[str, Any]]]
-SHOWN_SAMPLES = 3  # right samples shown, and as many wrong ones
-SHOWN_PROBLEMS = 500  # the table of problems stops there and says so
+SHOWN_SAMPLES = 3  # number of right samples in the report, and of wrong ones
+SHOWN_PROBLEMS = 500  # most problems in the table; a note tells that there are more
 
 
 def print_table(summary: Summary, out: Path) -> None:
@@ -73,8 +74,8 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the files, each whole or not at all; without matplotlib no picture, but a line that
-    says so.
+    """Writes the report's files, each whole or not at all. Without matplotlib the picture is left
+    out and a line says so.
 
     Raises JournalError or CapacityError as the journal does.
     """
@@ -128,8 +129,8 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
 def pick_samples(
     rows: Iterable[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Returns a few right and a few wrong samples, from problems spread over the run: each
-    problem's first of each kind."""
+    """Returns a few right and a few wrong samples. They come from problems spread over the run, at
+    most one right and one wrong sample of each."""
     first: dict[bool, dict[int, Mapping[str, Any]]] = {True: {}, False: {}}
     for row in rows:
         there = first[row["right"]].get(row["problem"])

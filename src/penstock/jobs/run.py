@@ -1,5 +1,5 @@
-"""Runs a file of prompts into a file of outputs: any size, constant memory, each id exactly once
-through kills.
+"""Runs a file of prompts into a file of outputs. Files may have any size; memory use is constant.
+Each id is written exactly once, even if the run is killed and continued.
 
     IN.jsonl --survey--> every row checked, before anything runs
     IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tail:
-    """A row whose samples are arriving. n: number of samples it needs."""
+    """An input row some of whose samples have not ended yet. n: number of its samples."""
 
     n: int
-    carried: dict[str, Any]  # copied to OUT
+    carried: dict[str, Any]  # data of the input row that is copied to OUT
     outputs: list[CompletionOutput] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RunOutcome:
-    """The result of one run of the command. rows: in the file. done: rows written by this run.
-    failed: all rows of OUT with an error, earlier runs' included."""
+    """The result of one run of the command. rows: rows in the input file. done: rows written by
+    this run. failed: rows of OUT with an error, also from earlier runs."""
 
     rows: int
     done: int = 0
@@ -65,7 +65,7 @@ def run_file(
 ) -> RunOutcome:
     """Runs every row of `source` that `out` does not hold yet. `-` as source: rows from standard
     input, which are kept on the disk meanwhile; `-` as out: rows to standard output as they end.
-    keep: columns that go through.
+    keep: input columns that are copied to `out`.
 
     Raises UsageError with the row's number for a broken file, and if `out` holds only errors at the
     end; JournalError if `out` cannot be written or belongs to another run; CapacityError for a full
@@ -106,8 +106,8 @@ def _run_file(
                 f"{ledger} and {journal_of(ledger).name} may be deleted: they let the same command"
                 " see what is done"
             )
-        # Some rows may fail, and the next program of a pipeline will see them; if all fail, it must
-        # see a failed command.
+        # The next program of a pipeline sees rows with errors by itself; but if all rows failed,
+        # the command must fail.
         if first is not None and outcome.failed == outcome.rows:
             raise UsageError(f"no row could be run; the first because {first}")
     return outcome
@@ -228,7 +228,8 @@ def _output(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
-    """Returns the chosen token and the likely ones, most likely first."""
+    """Returns the logprobs of one output position: the chosen token, and the most likely ones in
+    order."""
     likely: list[Mapping[str, Any]] = [{"token_id": i, **asdict(entry)} for i, entry in at.items()]
     return {"token_id": token, "top": sorted(likely, key=lambda entry: -entry["logprob"])}
 

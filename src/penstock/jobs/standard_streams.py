@@ -1,5 +1,6 @@
-"""`-` in place of a file: rows from standard input, which a run reads twice, and rows to standard
-output as they end. Knows bytes and rows; no engine.
+"""Standard input and output in place of files. With `-` as its input a run copies standard input to
+a file, since it reads rows twice; with `-` as its output it prints each row as it ends. Knows bytes
+and rows; no engine.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 @contextlib.contextmanager
 def taken_in(source: Path) -> Iterator[Path]:
-    """Yields a file with the rows of `source`: itself, or a temporary copy of standard input.
-    Raises CapacityError or JournalError if the copy cannot be written."""
+    """Yields a file with the rows of `source`: `source` itself, or a temporary copy of standard
+    input. Raises CapacityError or JournalError if the copy cannot be written."""
     if source != STREAM:
         yield source
         return
@@ -45,8 +46,8 @@ def taken_in(source: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
-    """Yields the file in which a run keeps its rows, and a function that shows each finished row on
-    standard output (None if `out` is a file)."""
+    """Yields the file in which a run keeps its rows, and a function that prints each finished row
+    to standard output. The function is None if `out` is a file."""
     if out != STREAM:
         yield out, None
         return
@@ -55,7 +56,8 @@ def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
 
 
 def _show(row: Mapping[str, Any]) -> None:
-    """Writes a row to standard output at once. Raises JournalError if its reader is gone."""
+    """Writes a row to standard output and flushes it. Raises JournalError if the reader of the pipe
+    is gone."""
     line = json.dumps(row).encode() + b"\n"
     try:
         with open(OUTPUT, "wb", closefd=False) as file:

@@ -1,6 +1,7 @@
-"""StopRule: when to stop sampling a problem, as given by `--stop-when`: `right` or `agree:K`.
+"""StopRule: when to stop sampling a problem. It is the option `--stop-when`: `right` (one right
+answer) or `agree:K` (K equal answers).
 
-Knows problems and answers; the engine's client counts.
+Knows problems and answers; the engine's client counts the answers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _RULE = re.compile(r"right|agree:([1-9][0-9]{0,5})")
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """agree: number of samples that must have the same answer; None:
-    the first right one is enough."""
+    """The parsed option. agree: number of samples that must have the same answer; None: the first
+    right answer ends the problem."""
 
     agree: int | None
 
@@ -40,7 +41,8 @@ class StopRule:
         return cls(agree)
 
     def group_stop(self, problem: Problem, known: Iterable[str | None]) -> GroupStop:
-        """Returns a counter of a problem's answers. known: answers drawn by an earlier run."""
+        """Returns the GroupStop that counts a problem's answers. known: answers of samples that an
+        earlier run has drawn."""
         if self.agree is not None:
             return GroupStop(find_answer, self.agree, known)
 

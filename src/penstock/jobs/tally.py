@@ -1,5 +1,5 @@
-"""Sums up the samples of a sampling job: a tally for each problem, and the summary of all. Draws
-nothing.
+"""Counts the samples of a sampling job. Makes a tally for each problem, and the summary of all.
+Draws nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from penstock.jobs.problems import Problem
 
 @dataclass(slots=True)
 class Tally:
-    """The samples of one problem so far. answers, lengths (tokens): by sample index."""
+    """The samples of one problem so far. answers, lengths: sample index -> the answer, and the
+    length in tokens."""
 
     problem: Problem
     answers: dict[int, str | None] = field(default_factory=dict)
@@ -52,8 +53,8 @@ class Tally:
 def count_rows(
     problems: Iterable[Problem], rows: Iterable[Mapping[str, Any]], errors: Mapping[int, str]
 ) -> tuple[list[Tally], Counter[str]]:
-    """Counts samples by problem and by finish_reason. rows: of samples.jsonl, in any order. errors:
-    problem index -> why it has no samples."""
+    """Counts samples by problem and by finish_reason. rows: the rows of samples.jsonl, in any
+    order. errors: problem index -> why it has no samples."""
     tallies = {
         problem.index: Tally(problem, error=errors.get(problem.index)) for problem in problems
     }
@@ -70,10 +71,10 @@ def count_rows(
 def add_up(
     tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, early: bool = False
 ) -> dict[str, Any]:
-    """Returns the part of summary.json about samples. Coverage and vote are over the problems with
-    all n samples, at least one. failed: problems that lack samples (a prompt did not fit, logits
-    broke). early: some samples were stopped by others' answers, so coverage is given for n only:
-    the first k to end are not a random choice of k.
+    """Returns the part of summary.json about samples. Coverage and majority vote are over the
+    problems that have all n samples; there must be one. `failed` counts problems that lack samples
+    (a prompt too long, non-finite logits). early: True if samples were ended because others agreed;
+    coverage is then given for k = n only, since the first k samples to end are not a random choice.
     """
     drawn = [tally for tally in tallies if tally.answers]
     whole = [tally for tally in drawn if len(tally.answers) == n]

@@ -1,5 +1,5 @@
-"""ranks: one model over several processes: rank 0 in the engine's process, which schedules, the
-others in child processes.
+"""ranks: runs one model over several processes. Rank 0 is the engine's process, which schedules;
+the other ranks are child processes.
 
 Knows runners, plans and the collectives of tensor parallelism; no requests, no text.
 """

@@ -1,5 +1,5 @@
-"""GpuCollectives: sums and gathers between GPUs of one machine, by shared memory or, if any rank
-can't share, by NCCL.
+"""GpuCollectives: sums and gathers between GPUs. The GPUs are in one machine; they use shared
+memory, or NCCL if any rank cannot share memory.
 
     meet      a store in a file, where each rank says if it could share memory: all share, or none
     ours      kernels/triton/all_reduce.py over torch's symmetric memory: only its pointers, without
@@ -35,17 +35,17 @@ NO_MULTICAST = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 MEETING = 60.0  # seconds for setting up shared memory
-# Number of polls of another rank's flag, 155 ns each on an H100: 68 s while kernels are compiled
-# and weights are read, 1.7 s afterwards. Polling several ranks takes that many times as long.
+# Timeouts as a number of polls of another rank's flag. A poll takes 155 ns on an H100, so these are
+# 68 s while kernels are compiled and weights are read, and 1.7 s afterwards.
 PATIENT, AT_WORK = 440_000_000, 11_000_000
 
 Made = TypeVar("Made")
 
 
 class GpuCollectives:
-    """Implements parallel.collectives.Collectives. meeting: a file visible to all ranks, new for
-    each model. seconds: NCCL's timeout. Calls are launches on the current stream and may be
-    captured; none waits for the device.
+    """Implements parallel.collectives.Collectives. meeting: path of the file by which the ranks
+    find each other; a new one for each model. seconds: NCCL's timeout. Calls are launches on the
+    current stream and may be captured; none waits for the device.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GpuCollectives:
             timedelta(seconds=seconds),
         )
         self._device, self._how = device, ""
-        self._group: Any = None  # NCCL's group
+        self._group: Any = None  # NCCL's process group; None: shared memory is used
         self._shared: SharedMemory | None = None
 
     def connect(self) -> None:
@@ -111,8 +111,8 @@ class GpuCollectives:
         return self._how
 
     def abort(self) -> None:
-        """Aborts NCCL's calls. Our kernels end by their own timeout, and use the shared memory
-        until then."""
+        """Aborts NCCL's running calls. Our own kernels end by their timeout; they use the shared
+        memory until then, so it stays."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -142,8 +142,8 @@ class GpuCollectives:
 
 
 class SharedMemory:
-    """Memory of every rank that all ranks read. memory: the kernels' argument. hung: int64 [1],
-    pinned: 1 + the rank that timed out; 0: none."""
+    """Memory on each rank's GPU that all ranks read. memory: the argument of the kernels. hung:
+    int64 [1] in pinned host memory: 1 + the rank that timed out; 0: none."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
@@ -175,15 +175,15 @@ class SharedMemory:
 
 @dataclass
 class Meetings:
-    """Number of rendezvous this process has made. torch numbers its messages between ranks by a
-    count per process: a process that had a model before would wait for messages that a new one
-    never sends."""
+    """Keeps torch's count of rendezvous equal on all ranks. torch numbers messages between ranks by
+    the number of rendezvous a process has made. A process that had a model before has a higher
+    count, so it would wait for messages that a new process never sends."""
 
     made: int = 0
 
     def keep_pace(self, store: Any, rank: int, size: int, alone: Callable[[int], object]) -> None:
-        """Raises this process's count to the maximum over ranks, by rendezvous with itself
-        (`alone`)."""
+        """Raises this process's count to the maximum over ranks. alone: makes a rendezvous of this
+        process with itself."""
         store.set(f"met {rank}", str(self.made))
         most = max(int(store.get(f"met {each}")) for each in range(size))
         for nth in range(self.made, most):
@@ -197,8 +197,8 @@ MEETINGS = Meetings()
 def _map(
     name: str, store: Any, rank: int, size: int, count: int, device: torch.device
 ) -> tuple[Any, Tensor, Any]:
-    """Allocates `count` bytes, all bits set, mapped by all ranks of a new group; returns the group,
-    the bytes, and torch's handle."""
+    """Allocates `count` bytes on this rank's GPU, all bits set, in a new process group whose ranks
+    all map them. Returns the group, the bytes as a tensor, and torch's handle."""
     symmetric: Any = import_module("torch.distributed._symmetric_memory")
     group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
     held = symmetric.empty(count, dtype=torch.uint8, device=device).fill_(0xFF)

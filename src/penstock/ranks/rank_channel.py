@@ -1,4 +1,4 @@
-"""RankChannel: messages between rank 0 and another rank's process, over a private socket pair.
+"""RankChannel: messages between rank 0 and another rank. They travel over a private socket pair.
 Knows the messages and their bytes, never pickled; no models and no devices.
 
     down    RankStart | Limits common to all ranks | a plan per step, followed by LateMasks if it
@@ -27,14 +27,16 @@ from penstock.execute.limits import Limits
 from penstock.schedule.step import JOIN_RECORD, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import SharedWeights, WeightsSource
 
-_BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
+# size of the socket's buffer in bytes: a sender need not wait until the receiver reads. Fits
+# several plans of thousands of rows
+_BUFFER = 1 << 20
 
 
 class RankStart(msgspec.Struct, frozen=True):
-    """Down, first: the rank's number, its model, and all values that must equal rank 0's.
+    """Down, first message: the rank's number, its model, and all values that must equal rank 0's.
 
-    meeting: the file where ranks meet. threads: threads per rank; the last bits of products may
-    depend on it. seconds: timeout for other ranks.
+    meeting: path of the file by which the ranks find each other. threads: torch's threads per rank;
+    the last bits of products may depend on it. seconds: timeout for other ranks.
     """
 
     rank: int
@@ -49,7 +51,7 @@ class RankStart(msgspec.Struct, frozen=True):
     end_of_text: int | None = None
 
     def config(self) -> Config:
-        """Returns rank 0's config, including values from an artifact."""
+        """Returns rank 0's config, including values from a built engine."""
         made = Config.of(**self.knobs)
         made.tuned, made.kv_scales, made.end_of_text = self.tuned, self.kv_scales, self.end_of_text
         return made
@@ -103,7 +105,7 @@ _decode_order = msgspec.msgpack.Decoder(RankOrder).decode
 decode_word = msgspec.msgpack.Decoder[RankWord](RankWord).decode
 
 
-_ORDER = 0xC1  # the only byte that starts no msgpack message, so no plan begins with it
+_ORDER = 0xC1  # first byte of an order; no msgpack message begins with it, so no plan does
 
 
 def encode_order(order: RankOrder) -> bytes:

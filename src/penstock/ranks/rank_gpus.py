@@ -1,5 +1,5 @@
-"""rank_gpus: checks that the ranks' GPUs can hold a model together, before any weight is read.
-Knows facts about GPUs; no model."""
+"""rank_gpus: checks that GPUs can run as ranks. The check comes before any weight is read. Knows
+facts about GPUs; no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from penstock.errors import CapacityError, UsageError
 
 def check_gpus(names: Sequence[str], ranks: int, visible: str | None) -> None:
     """Raises UsageError, one line with a remedy, if the first `ranks` GPUs can't hold a model
-    together. names: of the GPUs this process sees. visible: CUDA_VISIBLE_DEVICES; None: not set."""
+    together. names: names of the GPUs that this process sees. visible: CUDA_VISIBLE_DEVICES; None:
+    not set."""
     seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
     if len(names) < ranks:
         hidden = "" if visible is None else ", or let it see more"

@@ -1,5 +1,5 @@
-"""rank_process: the process of a rank other than 0: `python -m penstock.ranks.rank_process`,
-started only by remote_rank.py.
+"""The process of a rank other than 0. Its command is `python -m penstock.ranks.rank_process`; only
+remote_rank.py starts it.
 
 Opens its share of the model and runs each plan in order, until rank 0 hangs up or is gone.
 Schedules nothing, and knows no sequences.
@@ -51,8 +51,8 @@ _LOOK = 1e-3  # seconds between two checks whether a step is done
 
 
 def main() -> None:
-    """Runs the rank, then ends the process at once without clean-up: a step may be stuck in a sum
-    that never completes."""
+    """Runs the rank, then ends the process at once without clean-up: a GPU may be stuck in an
+    all-reduce that never completes."""
     begin_child()
     end = socket.socket(fileno=int(sys.argv[1]))
     channel = RankChannel(end, 1.0)
@@ -91,8 +91,8 @@ def _run(channel: RankChannel, start: RankStart) -> None:
 
 @dataclass(slots=True)
 class _Steps:
-    """Launched steps and their reports to rank 0. out: numbers and flights of steps in flight,
-    oldest first."""
+    """Steps in flight and their reports to rank 0. out: (step number, flight) of each, oldest
+    first."""
 
     channel: RankChannel
     runner: TorchRunner
@@ -131,7 +131,7 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     config = start.config()
     device = find_device(config.model.device, start.rank)
     kernels, binaries = Path(start.folder) / KERNELS, find_ops(config).binaries
-    if binaries is not None and kernels.is_dir():  # an artifact's kernels, verified by rank 0
+    if binaries is not None and kernels.is_dir():  # a built engine's kernels, verified by rank 0
         binaries.open(kernels, sealed=config.model.sealed)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,5 +1,5 @@
-"""RankRunner: one model over several ranks, one process each; this process is rank 0. Implements
-`schedule.step.Runner`.
+"""RankRunner: runs one model over several ranks. Each rank has its own process; this process is
+rank 0. Implements `schedule.step.Runner`.
 
     launch(plan)   sends the plan to every other rank, then runs rank 0's share; all meet in the
                    layers' collectives
@@ -52,14 +52,14 @@ from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import WeightsSource
 
 _SECONDS = 30.0  # seconds a rank waits for another within a step
-_TELLING = 0.3  # seconds for a step to end by itself after another rank has gone
+_TELLING = 0.3  # seconds that a step gets to end by itself after another rank has gone
 _LOOK = 5e-5
-_REASON = 1.0  # seconds between two checks of a step
+_REASON = 1.0  # seconds to wait for another rank's error when this rank's share fails
 
 
 class RankRunner(TorchRunner):
-    """Rank 0's runner, and the other ranks. threads: torch's number of threads, restored at close.
-    seconds: timeout of a step."""
+    """Rank 0's runner, which also drives the other ranks. threads: torch's number of threads
+    before, restored at close. seconds: timeout of a step."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class RankRunner(TorchRunner):
 
     @property
     def rows_on_gpu(self) -> bool:
-        """True if reading a step polls a CUDA event; on the CPU a share that other ranks don't end
-        fails by itself."""
+        """True if steps run on a GPU, where reading a step polls a CUDA event. On the CPU a share
+        fails by itself if another rank does not take part."""
         return isinstance(self._executor, StreamExecutor)
 
     def counts(self) -> dict[str, int]:
@@ -167,7 +167,7 @@ class RankRunner(TorchRunner):
 
     def wait(self, own: Flight) -> None:
         """Waits until rank 0's share of a step is done. Raises EngineError if another rank ends
-        meanwhile, or after the timeout: a GPU may be in a sum that never ends."""
+        meanwhile, or after the timeout: a GPU may be in an all-reduce that never ends."""
         begun = time.monotonic()
         while not own.ready():
             waited = time.monotonic() - begun
@@ -217,7 +217,8 @@ class RankFlight:
                 self.runner.collectives.check()
             except (
                 EngineError
-            ) as error:  # the GPU has already waited for the others, so their ends are known
+                # the GPU has already waited for the other ranks, so it is known which have ended
+            ) as error:
                 raise self.runner.reason(error, seconds=0.0) from error
             for other in self.runner.others:
                 other.compare(self.number, tokens)

@@ -1,4 +1,5 @@
-"""RemoteRank: rank 0's view of another rank's process: orders, reports, and its end.
+"""RemoteRank: rank 0's handle of another rank's process. It sends orders, receives reports, and
+notices the process's end.
 
 One thread per rank starts the process, receives its messages and waits for its end. Knows processes
 and messages; no tensors.
@@ -29,7 +30,7 @@ from penstock.ranks.rank_channel import (
 from penstock.ranks.rank_channel import checksum as checksum_of
 from penstock.schedule.step import StepTokens
 
-LOADING = 1800.0  # seconds a rank may take to load its weights
+LOADING = 1800.0  # most seconds for a rank to load its weights
 _LEAVING = 2.0  # seconds until a process that was told to end, or has closed its socket, is killed
 
 
@@ -42,13 +43,14 @@ class RemoteRank:
         self.silent = (
             False  # True once its socket has closed; the reason of its end is known slightly later
         )
-        self.counts: dict[str, int] = {}  # counts in the rank's last report
+        self.counts: dict[str, int] = {}  # the runner's counts in the rank's last report
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[RankDone | None] = queue.SimpleQueue()
         self._heard: deque[RankDrew] = deque()
-        self._drawn: deque[RankDrew] = deque()  # rank 0's own checksums
+        # rank 0's own checksums of steps, to compare with the rank's
+        self._drawn: deque[RankDrew] = deque()
         own, theirs = socket.socketpair()
         self._channel = RankChannel(own, start.seconds)
         # The kernel ends a process with the *thread* that started it (children/lifetime.py), so
@@ -99,7 +101,8 @@ class RemoteRank:
             own, said = self._drawn[0], self._heard[0]
             if own.number <= said.number:
                 self._drawn.popleft()
-            if said.number <= own.number:  # rank 0 never read this step: nothing to compare
+            # rank 0 did not read this step, so there is nothing to compare
+            if said.number <= own.number:
                 self._heard.popleft()
             if own.number == said.number and own.checksum != said.checksum:
                 raise EngineError(

@@ -1,5 +1,5 @@
-"""launch_engines: starts one engine or several, as the config says, behind one client. Knows the
-launchers of both."""
+"""launch_engines: starts one engine or several. The config says how many; the result is one client.
+Knows the launchers of both cases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""launch_replicas: several engines owned by this process, as one client for this event loop. Joins
-a supervisor and a ReplicaSet."""
+"""launch_replicas: starts several engines, owned by this process. Returns one client for this event
+loop. Joins a Supervisor and a ReplicaSet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""placement: the GPUs each replica sees, and the CPU cores it is pinned to; impossible placements
-raise one-line errors.
+"""placement: assigns GPUs and CPU cores to replicas. An impossible placement raises a one-line
+error.
 
 Replicas take the GPUs of CUDA_VISIBLE_DEVICES, or all GPUs, in order; a replica's cores are those
 of its GPUs' NUMA nodes, if known. Replicas without GPUs divide the cores. Knows `HostFacts`, which
@@ -28,12 +28,12 @@ _PARAM = "data_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU as described by its driver; "" and 0 where unknown. cores: CPU cores of its NUMA node,
-    if known."""
+    """A GPU as its driver describes it; "" and 0 where unknown. cores: CPU cores of its NUMA node;
+    empty: unknown."""
 
     uuid: str = ""
     name: str = ""
-    used: float = 0.0  # MiB
+    used: float = 0.0  # MiB of memory in use
     total: float = 0.0
     cores: frozenset[int] = frozenset()
 
@@ -58,8 +58,8 @@ class HostFacts:
 
     @property
     def seen(self) -> list[tuple[str, GpuFacts]]:
-        """Returns the GPUs that CUDA shows this process: each one's name in CUDA_VISIBLE_DEVICES,
-        and its facts. Raises UsageError."""
+        """Returns the GPUs that CUDA shows this process, as (its name in CUDA_VISIBLE_DEVICES,
+        facts). Raises UsageError for a GPU that does not exist or is named twice."""
         if self.visible is None:
             return [(str(number), gpu) for number, gpu in enumerate(self.gpus)]
         found: list[tuple[str, GpuFacts]] = []
@@ -86,8 +86,9 @@ class HostFacts:
 def places(
     count: int, gpus_each: int, device: str, utilization: float, host: HostFacts
 ) -> list[Place]:
-    """Returns a place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the
-    options `device` and `gpu_memory_utilization`. Raises UsageError or CapacityError."""
+    """Returns a Place (GPUs and CPU cores) for each of `count` replicas of `gpus_each` GPUs.
+    device, utilization: the options `device` and `gpu_memory_utilization`. Raises UsageError or
+    CapacityError."""
     if count == 1:
         return [Place()]
     seen = [] if device == "cpu" else host.seen

@@ -1,13 +1,13 @@
-"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes to the
-replica expected to finish it first (schedule/replica_router.py); samples of one prompt go to several if
-that pays.
+"""ReplicaSet: one client of several engines. It has AsyncClient's methods. Each request goes to the
+replica expected to finish it first (schedule/replica_router.py); samples of one prompt go to
+several if that pays.
 
     submit -> router -> a part for each replica that takes samples -> deltas -> ReplicaStream ->
     reader
 
-A part whose replica dies runs again on another, once, if no delta of its unfinished samples was
-sent: its seed was drawn here, so its tokens are the same. Learns of engines' starts and ends from
-messages (replica_words.py), and starts none.
+If a replica dies, its part of a request runs again on another replica, once, provided that no delta
+of the part's unfinished samples was sent. The seed was drawn here, so the tokens are the same.
+Learns of engines' starts and ends from messages (replica_words.py), and starts none.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReplicaSet:
         self._replicas = [Replica(number) for number in range(count)]
         self._tell, self._wants_tokenizer, self._step_timeout = tell, tokenizer, step_timeout
         self._seeds = Seeds(seed, number)
-        self._engines: dict[int, SharedEngine] = {}  # key: life
+        self._engines: dict[int, SharedEngine] = {}  # life number -> its engine
         self._place: dict[int, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = asyncio.Event()
@@ -100,12 +100,13 @@ class ReplicaSet:
 
     @property
     def alive(self) -> bool:
-        """Returns True if any replica takes requests."""
+        """Returns True if at least one replica takes requests."""
         return self.ready > 0
 
     @property
     def gone(self) -> bool:
-        """Returns True if no replica will ever take requests again; of several, each restarts."""
+        """Returns True if no replica will ever take requests again. Always False for several
+        replicas, since each restarts."""
         return self.count == 1 and not self.alive
 
     @property
@@ -147,8 +148,8 @@ class ReplicaSet:
 
     @property
     def weights_version(self) -> str:
-        """Versions of the replicas' weights, joined by commas; several if a replica restarted after
-        weights were changed."""
+        """The version of the weights. There are several, joined by commas, if a replica restarted
+        after the weights were changed."""
         return ",".join(
             sorted(
                 {
@@ -171,8 +172,9 @@ class ReplicaSet:
         return tuple(sorted(found))
 
     async def control(self, word: Control) -> None:
-        """Has every replica that takes requests run a control, one after another, so that the
-        others serve meanwhile. Raises the first error; later replicas are left unchanged."""
+        """Has every replica that takes requests run a control command (new weights, sleep, ...),
+        one after another, so that the others serve meanwhile. Raises the first error; later
+        replicas are left unchanged."""
         for client in [replica.client for replica in self._replicas if replica.takes]:
             assert client is not None
             await client.control(word)
@@ -223,8 +225,8 @@ class ReplicaSet:
         return made
 
     def wanting(self) -> set[int]:
-        """Returns the replicas that will, within a few seconds, have free rows or almost no waiting
-        work."""
+        """Returns the replicas to send more of a job to: within a few seconds they will have free
+        rows or almost no waiting requests."""
         rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
         room = self.router.room(rows, longest)
         return {r.number for r in self._replicas if r.takes and r.samples < room}
@@ -269,12 +271,13 @@ class ReplicaSet:
                 made.asked = made.asked or part.asked
                 self.router.sent(share, part.asked.request_id)
         except PenstockError as error:
-            # parts already sent are an incomplete answer: fail the whole request
+            # the parts already sent would give an incomplete answer: fail the whole request
             made.fail(error)
             raise
 
     def _part_over(self, part: RequestPart) -> None:
-        """Updates the counts after a part has ended, in any way."""
+        """Updates the open samples and the router's numbers after a part has ended, with or without
+        an error."""
         part.replica.samples -= len(part.samples)
         self.router.ended(part.replica.number, part.asked.request_id)
         self._close_if_idle(part.replica)
@@ -289,7 +292,8 @@ class ReplicaSet:
         self._died = client
         whole.deaths += 1
         if whole.deaths > 1 or part.begun - part.asked.over or whole.how["background"]:
-            # The batch itself reruns its lines, and finds the one that kills replicas.
+            # Fail lines of a batch instead of running them again: the batch reruns them
+            # itself, and so finds the line that kills replicas.
             whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
             return
         try:
@@ -357,8 +361,8 @@ class ReplicaSet:
         self.router.said(replica.number, stats, heard)
 
     def _close_if_idle(self, replica: Replica) -> None:
-        """Leaves a replica marked as leaving once it has no request of this set; its engine ends
-        when all clients have left."""
+        """Closes the client of a replica that is to be left, once it has no request of this set.
+        Its engine ends when all clients have closed."""
         if replica.leaving and replica.client is not None and replica.client.idle:
             self._begin(replica.client.close())
 

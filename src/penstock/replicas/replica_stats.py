@@ -1,13 +1,14 @@
-"""ReplicaStats: one replica's stats over its lives, and several replicas' stats combined as one
-engine's. Knows names of stats."""
+"""ReplicaStats: stats of one replica across restarts. Also combines several replicas' stats as if
+they were one engine's. Knows names of stats."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-# Gauges, which a replica that is down doesn't have; all other stats are counters. Over replicas
-# most gauges add up; shares and means are averaged; of expected ends the latest counts.
+# Names of gauges; all other stats are counters, which stay when a replica is down. Over replicas
+# some gauges are added, shares and means are averaged, and of others (expected seconds) the largest
+# counts.
 _ADDED = {"running", "waiting", "tokens_per_second", "tokens_left", "prompt_tokens_left"}
 _AVERAGED = {
     "kv_usage",
@@ -22,8 +23,8 @@ GAUGES = _ADDED | _AVERAGED | _LARGEST
 
 
 class ReplicaStats:
-    """Stats of one replica. now: the running engine's last stats, or empty. Counters of ended
-    engines are kept."""
+    """Stats of one replica. now: the running engine's last stats; empty while none runs. Counters
+    of engines that have ended are added."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}

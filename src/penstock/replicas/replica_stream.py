@@ -1,5 +1,5 @@
-"""ReplicaStream: a request's deltas, from all its parts; the state of a replica; and seeds drawn
-before the replica is chosen.
+"""ReplicaStream: a request's deltas from several replicas. Also holds the state of a replica
+(Replica), and seeds that are drawn before the replica is chosen (Seeds).
 
 Knows deltas and their ends; routing and lost parts are handled by ReplicaSet (replica_set.py).
 """
@@ -23,13 +23,14 @@ from penstock.request import MAX_SEED, Delta, SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """State of one replica. client: the client of its last life."""
+    """State of one replica, as a ReplicaSet sees it. client: the client of its latest engine
+    process."""
 
     number: int
     stats: ReplicaStats = field(default_factory=ReplicaStats)
     client: AsyncClient | None = None
     leaving: bool = False
-    lives: int = 0  # number of starts
+    lives: int = 0  # number of engine processes so far
     samples: int = 0  # this set's samples on it that have not ended
 
     @property
@@ -50,7 +51,7 @@ class RequestPart(Stream):
     ) -> None:
         super().__init__(asked, cancel)
         self.whole, self.replica, self.samples = whole, replica, samples
-        self.begun: set[int] = set()  # samples with deltas sent before their end
+        self.begun: set[int] = set()  # samples that sent deltas before their end
         replica.samples += len(samples)
         whole.parts.add(self)
 
@@ -72,8 +73,8 @@ class RequestPart(Stream):
 
 
 class ReplicaStream(Stream):
-    """Deltas of one request, from all its parts. `asked` is the first part's, or its
-    replacement's."""
+    """Deltas of one request, which may be drawn in parts by several replicas. asked: the
+    PendingRequest of the first part, or of the part that replaced it."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class ReplicaStream(Stream):
         self.cancel()
 
     def part_ended(self, part: RequestPart, error: PenstockError | None) -> None:
-        """Handles the end of one part."""
+        """Removes a part that has ended; ends the request with its last part."""
         self.parts.discard(part)
         self._on_over(part)
         if self._end is not False:

@@ -1,7 +1,8 @@
-"""replica_words: messages between the supervisor (supervisor.py) and its fronts, which send
-requests (replica_set.py): passed by a call within one process, as lines of JSON between two. A life
-is one process of a replica; lives are numbered over all replicas. Knows messages; no process, no
-engine.
+"""replica_words: messages between supervisor and fronts. The supervisor (supervisor.py) starts
+engines. A front is a ReplicaSet (replica_set.py), in this process or a server process, which sends
+requests to the engines. Messages are passed by a call within one process, as lines of JSON between
+two. A life is one process of a replica, from start to end; lives are numbered over all replicas.
+Knows messages; no process, no engine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from penstock.children.carried_error import CarriedError
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
-    """Down: an engine is about to start, and will connect to the front at this address."""
+    """Down: an engine is about to start, and will connect to the client (front) at this address."""
 
     replica: int
     life: int
@@ -20,26 +21,27 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Leave(msgspec.Struct, tag="leave", frozen=True):
-    """Down: send this life no more requests, and close once it has none of yours."""
+    """Down: send this engine process (life) no more requests, and close the connection once none of
+    the client's requests is open there."""
 
     life: int
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """Down: a life's process has ended."""
+    """Down: an engine process (life) has ended."""
 
     life: int
     code: int
 
 
 class Joined(msgspec.Struct, tag="joined", frozen=True):
-    """Up: the front has joined this life and sends it requests."""
+    """Up: the client (front) has connected to this engine process (life) and sends it requests."""
 
     life: int
 
 
 class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
-    """Up: the front could not join this life, and why."""
+    """Up: the client (front) could not connect to this engine process (life), and why."""
 
     life: int
     error: CarriedError

@@ -1,11 +1,11 @@
-"""Supervisor: parent of a service's engines. Starts and places them, tells all fronts their
-addresses, restarts engines that end, with growing pauses, and restarts all one by one without
-losing a request.
+"""Supervisor: starts and restarts a service's engines. It places them on GPUs, sends their
+addresses to all fronts, restarts engines that end, after growing pauses, and can restart all of
+them one by one without losing a request.
 
 A front sends requests to engines: a ReplicaSet of this process, or a server process with one. The
-supervisor tells it of each life (replica_words.py), and it answers whether it could join. A single
-engine is handled the same way, but not restarted: the service ends with it. Knows processes and
-messages; no requests.
+supervisor tells it of each life (replica_words.py), and the front answers whether it could connect.
+A single engine is handled the same way, but not restarted: the service ends with it. Knows
+processes and messages; no requests.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ from penstock.replicas.replica_words import (
     WordUp,
 )
 
-# Seconds before an ended replica is restarted: at first, and at most, after repeated early ends.
+# Seconds before an ended replica is restarted: the first time, and at most, if it ends early
+# again and again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-LAST_WORDS = 1.0  # seconds for a front to report why an ended engine had failed
-END_PATIENCE = 10.0  # seconds engines get to end once no front uses them
+# seconds that a client (front) gets to report why an engine that has ended had failed
+LAST_WORDS = 1.0
+END_PATIENCE = 10.0  # seconds engines get to end once no client (front) uses them
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One process of a replica. joining: fronts that have not joined it yet; meeting: holds the
-    addresses' folder until they have."""
+    """One process of a replica. joining: clients (fronts) that have not connected to it yet.
+    meeting: keeps the folder of socket addresses open until they have."""
 
     number: int
     replica: int
     process: asyncio.subprocess.Process
     joining: set[int]
     meeting: contextlib.ExitStack
-    why: str | None = None  # why it ended, if a front knows
+    why: str | None = None  # why it ended, if a client (front) has reported it
     ready: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -66,8 +68,8 @@ class _Life:
 
 
 class Supervisor:
-    """Keeps the config's engines running for these fronts. engine: the command of an engine's
-    process."""
+    """Keeps `data_parallel_size` engines running. fronts: one function per client (front) that
+    sends it a message. engine: the command of an engine's process."""
 
     def __init__(
         self,
@@ -92,15 +94,15 @@ class Supervisor:
             config.memory.gpu_memory_utilization,
             host or (HostFacts.found() if self.count > 1 else HostFacts()),
         )
-        self._lives: dict[int, _Life] = {}  # lives whose process runs, by number
-        self._now: list[_Life | None] = [None] * self.count  # latest life of each replica
+        self._lives: dict[int, _Life] = {}  # number -> engine process (life), while it runs
+        self._now: list[_Life | None] = [None] * self.count  # latest process of each replica
         self._born = 0
         self._keeping: list[asyncio.Task[None]] = []
         self._rolling: asyncio.Task[None] | None = None
         self._died: str | None = None
         self._started = asyncio.Event()
         self._retired = False
-        self._changed = asyncio.Event()  # set when a life has become ready or has ended
+        self._changed = asyncio.Event()  # set when an engine process has become ready or has ended
 
     @property
     def processes(self) -> list[asyncio.subprocess.Process]:
@@ -132,7 +134,7 @@ class Supervisor:
         return self._died if self.count == 1 else None
 
     def hear(self, front: int, word: WordUp) -> None:
-        """Processes a message from a front."""
+        """Processes a message from a client (front)."""
         if isinstance(word, (Joined, JoinFailed, Hung)):
             life = self._lives.get(word.life)
             if life is not None:
@@ -156,7 +158,7 @@ class Supervisor:
     # --- one replica
 
     async def _keep(self, replica: int, first: asyncio.Future[PenstockError | None]) -> None:
-        """Runs a replica, life after life."""
+        """Runs a replica: starts its process again each time it ends."""
         pause = 0.0
         while True:
             began = time.monotonic()
@@ -192,7 +194,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _begin(self, replica: int) -> _Life:
-        """Starts a replica's next life and tells the fronts its address."""
+        """Starts a replica's next process and tells the clients (fronts) its address."""
         number, self._born = self._born, self._born + 1
         with contextlib.ExitStack() as meeting:
             met = meeting.enter_context(addresses(len(self._fronts)))
@@ -209,8 +211,8 @@ class Supervisor:
     async def _live(
         self, life: _Life, first: asyncio.Future[PenstockError | None]
     ) -> PenstockError | None:
-        """Waits for a life's end, and tells the fronts; returns why it ended, or None if it was
-        asked to."""
+        """Waits for the end of a replica's process and tells the clients (fronts). Returns why it
+        ended; None if it was asked to."""
         ended = asyncio.ensure_future(life.process.wait())
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
@@ -257,7 +259,7 @@ class Supervisor:
         return any(life is not None and life.serves for life in others)
 
     def _is_decided(self, replica: int, before: _Life) -> bool:
-        """Returns True if the life after `before` is ready, or has failed."""
+        """Returns True if the process that was started after `before` is ready or has failed."""
         now = self._now[replica]
         return (
             now is not before
@@ -281,8 +283,9 @@ class Supervisor:
         self._retired = True
 
     async def end(self, hurry: asyncio.Event | None = None) -> None:
-        """Waits for engines that no front uses any more; leaves no process running. Engines still
-        loading are killed. hurry: once set, the others get HURRIED seconds."""
+        """Waits until the engines end, which they do once no client (front) uses them. Leaves no
+        process running. Engines still loading are killed. hurry: once set, the others get HURRIED
+        seconds."""
         self.retire()
         for task in (*self._keeping, *filter(None, [self._rolling])):
             task.cancel()

@@ -1,3 +1,4 @@
-"""Schedule: what runs next, in numpy: rows, blocks, the prefix tree, the forecast, the step's plan.
+"""Schedule: decides what runs next, in numpy. Holds rows, KV cache blocks, the prefix tree, the
+forecast of block use, and the step's plan.
 
 Knows numbers and ids; no torch, no text."""

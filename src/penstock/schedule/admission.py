@@ -1,14 +1,14 @@
-"""Admission: fork groups (a request's samples that share a prompt) wait, are prefilled in chunks,
-and give their tails (the samples' own tokens) to rows as rows come free. A row is one running
-sample's place in the batch.
+"""Admission: brings waiting fork groups into the batch. A fork group is a prompt with the samples
+that start from it. It waits, is prefilled in chunks, and then each of its samples gets a row as
+rows come free. A row is one running sample's place in the batch.
 
-    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (rows only)
+    waiting --start--> prefilling --last chunk planned--> ready --last sample joined--> (rows only)
 
 First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds
-up the groups behind it. The forecast says what fits; nothing is reserved. Background groups stand
-behind all others in each of these queues, leave some rows and blocks free for new requests, and
-give rows up when other groups cannot get in (`preempt_background`). Knows groups, rows, blocks and
-the prefix tree; not how tokens are read back, nor how steps are ordered.
+up the groups behind it. The forecast says what fits; nothing is reserved. Groups of background
+requests stand behind all others in each of these queues. They leave some rows and blocks free for
+new requests, and lose rows when other groups cannot get any (`preempt_background`). Knows groups,
+rows, blocks and the prefix tree; not how tokens are read back, nor how steps are ordered.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from penstock.schedule.step import Int32
 from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.windowed_pool import WindowedPool
 
-_SPARE = 100  # fraction of blocks kept free of forecasts: 1 / _SPARE
-_AHEAD = 16  # tails prefilled ahead of free rows: up to 1 / _AHEAD of all rows
-_KEPT = 8  # fraction of rows and of blocks that background groups leave free: 1 / _KEPT
-# steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's tokens, so
-# that steps stay short
+_SPARE = 100  # 1 / _SPARE of all blocks is kept free when the forecast decides what fits
+_AHEAD = 16  # samples that may be prefilled before rows are free for them: 1 / _AHEAD of all rows
+_KEPT = 8  # background groups leave 1 / _KEPT of the rows and of the blocks free
+# steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's
+# tokens, so that steps stay short
 _COMPANY = 512
 
 
 @dataclass(slots=True)
 class Piece:
-    """Tails of one group that join the rows in this step."""
+    """Samples of one fork group that get rows in this step."""
 
     group: ForkGroup
     rows: Int32
@@ -56,13 +56,14 @@ class Chunk:
     group: ForkGroup
     start: int
     stop: int
-    # blocks of tokens 0 : stop; a tail may take over the group's last block in this same step
+    # copy of the block numbers of tokens 0 : stop, since a sample may take over the group's last
+    # block in this same step
     blocks: Int32
 
 
 @dataclass(slots=True)
 class Admitted:
-    """Work that admission adds to a step."""
+    """Rows and prompt chunks that admission adds to a step."""
 
     pieces: list[Piece] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Admitted:
 
 
 class Admission:
-    """Queues of fork groups on their way to rows."""
+    """Queues of fork groups whose samples wait for rows."""
 
     def __init__(
         self,
@@ -98,11 +99,11 @@ class Admission:
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
         self.knows_background = False  # True once any background group has come
-        self._came = False  # a group outside the background has come since the last `admit`
+        self._came = False  # a group of a foreground request has come since the last `admit`
         self._alone_from = 0  # first step in which background prefill may fill the whole step
-        # ready groups without rows or blocks after the last `admit`
+        # ready groups that the last `admit` gave no rows or blocks
         self._starving: list[ForkGroup] = []
-        # True if a group outside the background got no rows or blocks, or could not begin
+        # True if a group of a foreground request got no rows or blocks, or could not begin
         self.starved = False
         self.order = 0
         self.prefilled_tokens = 0
@@ -111,7 +112,7 @@ class Admission:
 
     @property
     def pending(self) -> int:
-        """Number of tails without a row."""
+        """Number of samples that wait for a row."""
         return sum(g.pending for line in self._lines for g in line)
 
     @property
@@ -133,8 +134,9 @@ class Admission:
         self.states.give_back(group)
 
     def admit(self, number: int, active: int) -> Admitted:
-        """Admits tails, then chunks, then tails whose prompts those chunks completed, within the
-        remaining tokens and blocks."""
+        """Gives rows to samples of prefilled groups, plans prompt chunks, then gives rows to
+        samples whose prompts these chunks complete; all within the step's tokens and free blocks.
+        number: the step's. active: rows that run already."""
         out = Admitted()
         self.starved = False
         if not (self.ready or self.prefilling or self.waiting or self.behind):
@@ -155,7 +157,8 @@ class Admission:
         return out
 
     def count_starved(self, most: int) -> int:
-        """Counts tails that found no rows or blocks, up to `most`: the queue may be long."""
+        """Counts the samples that got no rows or blocks. Stops at `most`, because the queue may be
+        long."""
         count = 0
         for group in chain(self._starving, self.waiting):
             count += group.pending
@@ -173,7 +176,7 @@ class Admission:
         return blocks
 
     def expected_tokens_left(self) -> float:
-        """Returns the output tokens that rows and waiting tails are still expected to make."""
+        """Returns the output tokens that rows and waiting samples are still expected to draw."""
         waiting = sum(g.pending * self._expected(g) for line in self._lines for g in line)
         _, remaining = self._running()
         return waiting + float(remaining.sum())
@@ -184,7 +187,8 @@ class Admission:
         return sum(g.target - g.stored for line in self._lines for g in line)
 
     def _capacity(self, group: ForkGroup) -> int:
-        """Pages that may be in use once this group's tails have ended."""
+        """Returns the number of KV pages that may be in use when the forecast admits this group's
+        samples."""
         return (
             self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)
         )
@@ -193,7 +197,7 @@ class Admission:
         return self.limits.num_blocks // _KEPT if group.live.background else 0
 
     def _free_rows(self, group: ForkGroup) -> int:
-        """Rows that this group's tails may have now."""
+        """Returns the number of rows that this group's samples may get now."""
         return max(
             0, self.rows.free_count - (self.rows.count // _KEPT if group.live.background else 0)
         )
@@ -208,11 +212,11 @@ class Admission:
         )
 
     def _running(self) -> tuple[Int32, Int32]:
-        """Blocks of the running rows' own (not shared), and the tokens each row is still expected
-        to make."""
+        """Returns two arrays by running row: the number of blocks it owns alone, and the tokens it
+        is still expected to draw."""
         rows = self.rows
         live = rows.state == RUNNING
-        # compute on whole columns first: gathering costs more than computing
+        # compute for all rows of the table: selecting the running rows first costs more
         left = rows.limit - rows.planned_length
         remaining = self.lengths.remaining(rows.planned_length + 1 - rows.prompt, left)
         ignores = rows.traits & IGNORES_EOS
@@ -221,12 +225,12 @@ class Admission:
         return (rows.blocks - rows.shared)[live], remaining[live]
 
     def _expected(self, group: ForkGroup) -> int:
-        """Tokens that a tail of this group is still expected to make."""
+        """Returns the tokens that a sample of this group is still expected to draw."""
         made = group.tokens.size - group.live.prompt_length
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
         if group.live.traits & IGNORES_EOS or left == 1:
-            return left  # runs to its limit, unless a stop string or id ends it
+            return left  # ignores end-of-sequence, so it runs to its limit
         return self.lengths.remaining_of_one(made, left, scale)
 
     def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
@@ -264,7 +268,7 @@ class Admission:
             self.rows.table[rows, full] = own
             source = np.full(count, group.blocks[full], np.int32)
             out.copies += self.pool.copies(source, own)
-        elif group.has_partial:  # a single tail takes over its prompt's last block
+        elif group.has_partial:  # the only sample takes over its prompt's last, partial block
             self.rows.table[rows, full] = group.blocks[full]
             group.blocks = group.blocks[:full]
         self.states.fork(group, rows)
@@ -344,16 +348,16 @@ class Admission:
         return group
 
     def _line_up(self, group: ForkGroup) -> None:
-        """Moves a group whose prompt is planned into the ready queue, behind earlier groups and
-        before background ones."""
+        """Moves a group whose whole prompt is planned into the ready queue, behind earlier groups
+        and before background ones."""
         place = len(self.ready)
         while not group.live.background and place and self.ready[place - 1].live.background:
             place -= 1
         self.ready.insert(place, group)
 
     def _may_start(self, group: ForkGroup, forecast: Forecast, growing: int) -> bool:
-        """Returns True if the head of a queue may take its blocks now: rows will soon want its
-        tails, and they fit."""
+        """Returns True if the first group of a queue may take its blocks now: its samples will soon
+        get rows, and fit by the forecast."""
         need = -(-group.target // BLOCK_SIZE)
         free = self._free_rows(group)
         ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
@@ -398,13 +402,14 @@ class Admission:
         forecast.add(1, 2 * per_block, self._expected(group), fresh.size * per_block, ramp)
 
     def _ramp(self, group: ForkGroup) -> int:
-        """Blocks by which a tail grows in full; later each new block frees an old one (layers with
-        a window)."""
+        """Returns the number of blocks after which a sample's sliding windows are full; later each
+        new block frees an old one's window pages."""
         held = group.tokens.size // BLOCK_SIZE if group.samples.size == 1 else 1
         return max(0, self.pool.near + 2 - held) if self.pool.near else 0
 
     def _may_share(self, group: ForkGroup) -> list[bytes]:
-        """Returns the words of the blocks that may be found in the tree.
+        """Returns the prefix tree's keys (tokens as bytes) of the group's blocks that may be
+        shared.
 
         Cached prompt tokens have no logits, so a prompt with prompt_logprobs shares none. Tokens
         whose scores are still to be sent lie in unshared blocks: a shared slot would also hold
@@ -414,10 +419,10 @@ class Admission:
         return group.words if group.scored is None else group.words[: group.sent // BLOCK_SIZE]
 
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
-        """Plans `count` more tokens of a prompt. Blocks they fill can be found from now on, since
-        steps run in order."""
+        """Plans the prefill of `count` more prompt tokens. Later prompts can share the filled
+        blocks from now on, since steps run in order."""
         first = group.stored // BLOCK_SIZE
-        if isinstance(self.pool, WindowedPool):  # blocks that this same step sees stay
+        if isinstance(self.pool, WindowedPool):  # window pages that this same step reads must stay
             group.passed = self.pool.pass_prompt(group.blocks, group.passed, group.stored)
         group.stored += count
         group.last_flight = number

@@ -1,4 +1,4 @@
-"""BatchOrder: the rows of a step, with members of a prefix group side by side.
+"""BatchOrder: orders the rows of a step. Rows of one prefix group stand side by side.
 
 Keeps the list of running rows and the current prefix groups between steps, and rebuilds both only
 when rows joined or left. Knows rows and groups; not admission, not tokens.
@@ -18,13 +18,16 @@ from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
-_PATIENCE = 8  # steps between two searches for prefix groups, if there are more units than `few`
-_SPREAD = 64  # further steps of patience: one per _SPREAD candidate units
+# steps between two searches for prefix groups, if there are more than `few` fork groups (units)
+_PATIENCE = 8
+# one more step between searches for every _SPREAD fork groups that may form prefix groups
+_SPREAD = 64
 
 
 @dataclass(slots=True)
 class Order:
-    """Rows of a step and their groups, as in StepPlan. Read-only: the next step may reuse it."""
+    """Rows of a step and their prefix groups, as in StepPlan. Read-only: the next step may reuse
+    it."""
 
     rows: Int32
     start: Int32
@@ -45,26 +48,27 @@ class BatchOrder:
         sharing: SharingCosts | None,
         few: int = 64,
     ) -> None:
-        """sharing: savings and costs of prefix groups; None: no grouping. few: up to this number of
-        units (fork groups), groups are searched anew at every change; above it, every few steps."""
+        """sharing: savings and costs of prefix groups; None: no prefix groups. few: with up to so
+        many running fork groups, prefix groups are searched again at every change; with more, every
+        few steps."""
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
-        self.changed = True  # rows joined or left
+        self.changed = True  # True if rows joined or left
         self._running: Int32 = np.zeros(0, np.int32)
         self._ordered: tuple[Int32, Order] | None = (
-            None  # the last step's rows as they came, and their Order
+            None  # the argument `rows` of the last step, and its Order
         )
-        self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
-        self._stale = False  # units changed since the last search for groups
+        self._units: dict[int, ForkGroup] = {}  # slot -> fork group with running samples
+        self._stale = False  # True if fork groups changed since the last search for prefix groups
         self._found_at = 0
         self._patience = _PATIENCE
-        # fork group slot -> prefix group index, or _alone
+        # fork group slot -> index of its prefix group, or _alone if it has none
         self._place: Int32 = np.zeros(64, np.int32)
-        self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> number of running tails
+        self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> number of running samples
         # _tails at the last search for groups; 0: in no prefix group
         self._tails_then: Int32 = np.zeros(64, np.int32)
         # fork group slot -> first full block, or the scratch block
         self._first: Int32 = np.zeros(64, np.int32)
-        # fork group slot -> True if it forms a prefix group by itself with all its blocks
+        # fork group slot -> True if it is a prefix group by itself, over all its full blocks
         self._whole: Bool = np.zeros(64, np.bool_)
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
@@ -77,7 +81,8 @@ class BatchOrder:
         return self._running
 
     def lasts(self, rows: Int32) -> bool:
-        """Returns True if the next step's rows are the last one's, `rows`, in the same groups."""
+        """Returns True if the next step has the last step's rows, `rows`, in the same prefix
+        groups."""
         return (
             not self.changed
             and not self._stale
@@ -86,8 +91,8 @@ class BatchOrder:
         )
 
     def joined(self, group: ForkGroup) -> None:
-        """Notes that tails of this group joined. More tails of a group that shares all its blocks
-        do not change the grouping."""
+        """Notes that samples of this fork group joined. If the fork group is a prefix group over
+        all its blocks, further samples do not change the grouping."""
         self.changed = True
         slot = group.slot
         if slot not in self._units:
@@ -109,8 +114,9 @@ class BatchOrder:
         self._tails[slot] = group.running
 
     def removed(self, slots: Int32, counts: Int64 | Int32) -> None:
-        """Notes that counts[i] tails of fork group slots[i] left; slots are distinct. Once half the
-        tails of a prefix group have left, it may no longer pay, so groups are searched anew."""
+        """Notes that counts[i] samples of the fork group in slot slots[i] left; slots are distinct.
+        Once half of a prefix group's samples have left, it may cost more than it saves, so prefix
+        groups are searched again."""
         self.changed = True
         tails = self._tails[slots] - counts
         self._tails[slots] = tails
@@ -128,10 +134,11 @@ class BatchOrder:
         elif self._ordered is not None and rows is self._ordered[0]:
             return self._ordered[1]
         active: Bool = self.rows.state == RUNNING
-        if np.count_nonzero(active) != rows.size:  # some running rows sit this step out
+        if np.count_nonzero(active) != rows.size:  # some running rows are not in this step
             active = np.zeros(self.rows.count, np.bool_)
             active[rows] = True
-        any_wants = self.rows.wants.any()  # check all rows first: gathering costs six times as much
+        # check the whole table first: selecting the step's rows costs six times as much
+        any_wants = self.rows.wants.any()
         wants = (
             int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
             if any_wants
@@ -142,8 +149,8 @@ class BatchOrder:
         return order
 
     def _grouped(self, rows: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """Returns the rows with members of a group side by side, and the groups' start, blocks and
-        length."""
+        """Returns the rows, with members of a prefix group side by side, and the arrays
+        group_start, group_blocks and group_length (StepPlan)."""
         alone = self._alone
         if not alone:
             return rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
@@ -159,7 +166,7 @@ class BatchOrder:
         return rows, start, self._blocks[present], self._lengths[present]
 
     def _find(self, number: int) -> None:
-        """Searches prefix groups among the running units."""
+        """Searches prefix groups among the running fork groups."""
         self._stale, self._found_at = False, number
         if self.sharing is None:
             return
@@ -184,7 +191,8 @@ class BatchOrder:
             self._lengths[index] = prefix.blocks.size * BLOCK_SIZE
 
     def _may_group(self) -> list[Unit]:
-        """Returns the units that have several tails, or whose first block has another holder."""
+        """Returns the fork groups that may share a prefix: they have several running samples, or
+        their first block is also held by another group."""
         slots = np.fromiter(self._units, np.int32, len(self._units))
         first = self._first[slots]
         may = (first != SCRATCH_BLOCK) & ((self._tails[slots] > 1) | (self.pool.refs[first] > 1))

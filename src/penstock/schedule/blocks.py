@@ -1,8 +1,9 @@
-"""BlockPool: KV cache blocks that are free, held, or kept for later prompts with the same prefix.
+"""BlockPool: the KV cache blocks and their reference counts.
 
-A block is free (on the stack), held (refs > 0), or idle (refs 0, but kept by the prefix tree: found
-again by an equal prompt, or evicted, oldest first, when the stack is empty). All operations work on
-whole arrays. Knows no rows and no tokens. Block 0 is the scratch block and is never given out.
+A block is free (on the stack of free blocks), held (referenced by a request), or idle:
+unreferenced, but kept in the prefix tree, where an equal prompt finds it. When the stack is empty,
+idle blocks are evicted, the longest unused first. All operations work on whole arrays. Knows no
+rows and no tokens. Block 0 is the scratch block and is never given out.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ class BlockPool:
         # step (a release of 1,000 blocks took 9 ms)
         self.refs: Int32 = np.full(num_blocks, 0, np.int32)
         self.refs[SCRATCH_BLOCK] = 1
-        # blocks in the prefix tree, which sets this: idle instead of free once released
+        # True for blocks in the prefix tree, which sets this; when released they become idle
+        # instead of free
         self.kept: Bool = np.full(num_blocks, False, np.bool_)
-        self.stamp: Int64 = np.full(num_blocks, 0, np.int64)  # last time an idle block was held
+        # time (in ticks) at which an idle block was released
+        self.stamp: Int64 = np.full(num_blocks, 0, np.int64)
         self.on_evict = on_evict
         self._stack: Int32 = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        # number of free entries in the stack; the scratch block lies above them
+        # number of free blocks on the stack; the scratch block lies above them
         self._top = num_blocks - 1
         self._idle = 0
         self._tick = 0
         self._mark: Int32 = np.full(num_blocks, 0, np.int32)
 
-    # pages per block: 1, but more for layers with windows (windowed_pool.py)
+    # pages per block: 1, or more if layers have sliding windows (windowed_pool.py)
     per_block = 1
-    near = 0  # blocks before a token that layers with windows need; 0: no windows
+    near = 0  # number of blocks before a token that sliding windows reach; 0: no windows
 
     @property
     def available(self) -> int:
@@ -75,16 +78,17 @@ class BlockPool:
         self.refs[blocks] += 1
 
     def share_beginning(self, blocks: Int32) -> None:
-        """Adds a reference to blocks that the tree found at the start of a prompt."""
+        """Adds one reference to each of the blocks that the prefix tree found for the beginning of
+        a prompt."""
         self.share(blocks)
 
     def is_whole(self, block: int) -> bool:
-        """Returns True if the K and V of all layers are in this block."""
+        """Returns True if this block has the keys and values of all layers."""
         return True
 
     def past(self, position: int) -> int:
-        """Returns the number of leading blocks of a table that layers with windows no longer need
-        from this position on."""
+        """Returns the number of leading blocks of a block table that sliding windows no longer
+        reach from this position on."""
         return 0
 
     def copies(self, source: Int32, target: Int32) -> list[Int32]:
@@ -105,14 +109,15 @@ class BlockPool:
         kept = self.kept.take(empty)
         idle, free = empty[kept], empty[~kept]
         self._tick += 1
-        # Later blocks of a chain get older stamps, so that a kept chain is evicted from its end.
+        # Later blocks of a released sequence get older stamps, so that its end is evicted
+        # before its beginning.
         self.stamp[idle] = self._tick * self.num_blocks - np.arange(idle.size)
         self._idle += self._weight(idle)
         self._push(free)
 
     def unkeep(self, blocks: Int32) -> None:
-        """Drops `blocks` (distinct, kept) from the prefix tree: they are free now, or once
-        released."""
+        """Marks `blocks` (distinct, kept) as no longer in the prefix tree: they become free, at
+        once or when released."""
         self.kept[blocks] = False
         idle = blocks[self.refs[blocks] == 0]
         self._idle -= self._weight(idle)
@@ -127,10 +132,11 @@ class BlockPool:
         return blocks.size
 
     def _emptied(self, blocks: Int32) -> None:
-        """Called when `blocks` have lost their last reference."""
+        """Hook for subclasses, called when `blocks` have lost their last reference."""
 
     def _distinct(self, blocks: Int32) -> Int32:
-        """Drops repeats in O(n): of equal entries, the last written mark wins."""
+        """Returns `blocks` without repeats, in O(n): of equal entries the one whose mark was
+        written last stays."""
         where, order = blocks.astype(np.intp), np.arange(blocks.size, dtype=np.int32)
         self._mark[where] = order
         last: Int32 = blocks[self._mark.take(where) == order]

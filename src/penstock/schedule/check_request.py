@@ -1,5 +1,5 @@
-"""check_request: refuses requests that a model can never run. Knows sizes and parameters; no queue,
-no text."""
+"""check_request: refuses requests that can never run. Knows sizes and parameters; no queue, no
+text."""
 
 from __future__ import annotations
 

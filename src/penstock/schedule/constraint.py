@@ -1,11 +1,12 @@
-"""Constraint: which tokens may come next in one sample, as computed by a grammar; the scheduler
-sees only numbers.
+"""Constraint: the allowed next tokens of one sample. A grammar computes them; the scheduler sees
+only token ids and bit masks.
 
-A row with a constraint is drawn only after all its tokens have been read, since its mask depends on
-the last one: its step draws late. It keeps its constraint through preemption. A mask maker
-(mask_makers.MaskMakers) may keep constraints in another process; then the scheduler holds
-stand-ins. In a request with constraints min_tokens does not bar end ids: where a grammar allows
-only the end, that would leave no token. Knows no text, no rows.
+A row's mask depends on its last token, so a row with a constraint is drawn only after all its
+earlier tokens have been read. Its step draws late: the forward is launched first, the draw once the
+masks are ready (step.py). A preempted row keeps its constraint. A mask maker
+(mask_makers.MaskMakers) may keep constraints in another process; then the scheduler holds only
+stand-in objects. In a request with constraints min_tokens does not forbid end ids: where the
+grammar allows only the end, no token would be left. Knows no text, no rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from penstock.schedule.step import Int32
 
 
 class Constraint(Protocol):
-    """State of one sample. Once only the end may follow, its mask allows end ids alone."""
+    """A grammar's state for one sample. Once the text is complete, the mask allows only
+    end-of-sequence ids."""
 
     def mask(self) -> Int32 | None:
         """Returns the words of a token mask, int32 [ceil(vocabulary / 32)]: bit t % 32 of word t //
@@ -35,5 +37,6 @@ class Constraint(Protocol):
         """Undoes the last `tokens` accepted tokens."""
 
 
-# sample index within its request -> its constraint or stand-in; None: the sample has none
+# function: sample index within its request -> its constraint or stand-in; returns None if the
+# sample has none
 ConstraintFactory = Callable[[int], object | None]

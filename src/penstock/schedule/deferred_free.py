@@ -1,5 +1,5 @@
-"""DeferredFree: rows and blocks that left the steps, kept from reuse until every step in flight
-that names them has been read.
+"""DeferredFree: delays the reuse of rows and blocks. A row or block that left the batch is reused
+only once every step in flight that names it has been read.
 
 Knows rows, fork groups' counts and step numbers; not why rows left, nor how freed blocks are used.
 """
@@ -15,7 +15,7 @@ from penstock.schedule.step import Int32, Int64
 
 
 class DeferredFree:
-    """Rows and blocks that left the steps, each with the number of the last step that names it."""
+    """Rows and blocks that left the batch, each with the number of the last step that names it."""
 
     def __init__(self, rows: Rows, groups: Groups, batch_order: BatchOrder) -> None:
         self.rows, self.groups, self.batch_order = rows, groups, batch_order
@@ -28,10 +28,10 @@ class DeferredFree:
         return not self._rows.size and not self._blocks
 
     def leave(self, rows: Int32, state: int) -> None:
-        """Takes rows out of the steps with new state ENDED or PREEMPTED. Rows that left earlier
-        only change their state.
+        """Takes rows out of the batch; their new state is ENDED or PREEMPTED. Rows that left
+        earlier only change their state.
 
-        The rows keep their own blocks until they are free.
+        The rows keep their blocks until the rows are freed.
         """
         # intp: numpy indexes with its own type in a fifth of the time
         places = rows.astype(np.intp)
@@ -48,7 +48,8 @@ class DeferredFree:
         self._until = np.concatenate((self._until, self.rows.last_flight.take(fresh)))
 
     def add_blocks(self, blocks: Int32, until: int) -> None:
-        """Adds blocks of a fork group that no step after `until` names."""
+        """Adds blocks of a fork group, to be freed once step `until`, the last that names them, has
+        been read."""
         if blocks.size:
             self._blocks.append((until, blocks))
 

@@ -1,5 +1,5 @@
-"""Deltas: the output of one step, as columns: one message per step, not one per sample. Crosses the
-channel unchanged.
+"""Deltas: the output of one step, in arrays. One message holds all samples of a step; it crosses
+the channel unchanged.
 
 Knows ids and numbers only; the client makes text of it.
 """
@@ -17,26 +17,26 @@ from penstock.schedule.step import Float32, Int32, Int64
 
 GOES_ON = -1  # value of `finish` for a running sample; else an index into request.FINISH_REASONS
 STOP, LENGTH, ABORT, ERROR = range(4)
-# weight of a sample in tokens: a reader spends as long on each sample as on so many tokens
+# a reader spends as much time on a sample itself as on so many tokens
 SAMPLE_WEIGHT = 64
 NO_STOP_ID = -1  # value of `stop_id` if no stop_token_ids entry ended the sample
 
 
 @dataclass(slots=True)
 class Deltas:
-    """Output of k samples. `tokens` and the logprob columns hold sample i's entries at start[i] :
-    start[i + 1]."""
+    """Output of k samples. `tokens` and the logprob arrays hold sample i's entries at start[i] :
+    start[i + 1]; n is their length, j the number of most likely tokens with logprobs."""
 
     request: Int64  # [k] request ids
-    sample: Int32  # [k]
+    sample: Int32  # [k] sample indices
     finish: NDArray[np.int8]  # [k] GOES_ON, or the finish reason
     stop_id: Int32  # [k] the stop_token_ids entry that ended it, or NO_STOP_ID
-    start: Int32  # [k + 1]
-    tokens: Int32  # [sum]
-    chosen: Float32 | None = None  # [sum] logprob of each token, NaN if its request wants none
-    rank: Int32 | None = None  # [sum]
-    top_ids: Int32 | None = None  # [sum, j] -1: none
-    top: Float32 | None = None  # [sum, j]
+    start: Int32  # [k + 1] offsets
+    tokens: Int32  # [n] token ids
+    chosen: Float32 | None = None  # [n] logprob of each token, NaN if its request wants none
+    rank: Int32 | None = None  # [n] rank of each token, from 1
+    top_ids: Int32 | None = None  # [n, j] ids of the most likely tokens, padded with -1
+    top: Float32 | None = None  # [n, j] their logprobs
     prompts: list[PromptNews] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class PromptNews:
     cached_tokens: int
     chosen: Float32 | None = None  # [prompt - 1] logprobs of prompt tokens 1, 2, ...
     rank: Int32 | None = None
-    top_ids: Int32 | None = None  # [prompt - 1, k]
+    top_ids: Int32 | None = None  # [prompt - 1, k] ids of the k most likely tokens at each position
     top: Float32 | None = None
     waited: float = 0.0  # seconds from arrival to the first step that takes the request up
 

@@ -1,5 +1,5 @@
-"""Drafting: draft tokens for the rows of a step: a drafter's guesses, and tokens forced by a
-constraint.
+"""Drafting: draft tokens for the rows of a step. A draft is a drafter's guess, or a token that a
+grammar forces.
 
 Knows rows, drafters, and free room; not whether drafts turn out right.
 """
@@ -15,15 +15,15 @@ from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import Bool, Drafter, Drafts, Int32
 
-# unconstrained rows per forced token of a step, so that forced tokens lengthen the step only a
-# little for other rows
+# a step gets one forced token per so many rows without a constraint, so that forced tokens delay
+# these rows only a little
 _COMPANY = 48
 
 
 class Drafting:
-    """Drafts of one scheduler's rows. drafter: makes guesses; None: only forced tokens. states:
-    True if rows have recurrent state, which cannot be rolled back after a wrong draft: no drafts
-    then, and a drafter raises UsageError."""
+    """Makes drafts for one scheduler's rows. drafter: guesses tokens; None: the only drafts are
+    forced tokens. states: True if rows have recurrent state, which cannot be rolled back after a
+    wrong draft; then there are no drafts, and giving a drafter raises UsageError."""
 
     def __init__(
         self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False
@@ -66,8 +66,8 @@ class Drafting:
         return drafts
 
     def without_full(self, rows: Int32) -> Int32:
-        """Returns the rows [k], leaving out rows that would reach their limit if all their drafts
-        in flight are right."""
+        """Returns the rows [k] without those that reach their limit if all their drafts in flight
+        are right."""
         if not self.may:
             return rows
         full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
@@ -75,7 +75,8 @@ class Drafting:
 
 
 def _within(most: Int32, room: int) -> Int32:
-    """Returns a count per row, `most` cut to the total `room` in row order."""
+    """Returns a count per row: most[i], cut so that the total is at most `room`; earlier rows are
+    served first."""
     least: Int32 = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
     return least
 

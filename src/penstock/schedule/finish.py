@@ -1,5 +1,5 @@
-"""Finish: samples end by their last token or a cancel; their rows and blocks are freed once no step
-in flight names them.
+"""Finish: ends samples and frees their rows and blocks. A sample ends by its last token or a
+cancel. Its row and blocks are freed once every step in flight that names them has been read.
 
     running --token, limit, cancel--> ended --steps read--> free, blocks released (if n = 1, its
     full blocks go to the tree)
@@ -24,7 +24,7 @@ from penstock.schedule.request_state import ForkGroup, Groups, RequestState
 from penstock.schedule.rows import ENDED, FREE, PREEMPTED, Rows, counted
 from penstock.schedule.step import Int32
 
-_TREE_BUDGET = 512  # generated blocks inserted into the tree per step, at most
+_TREE_BUDGET = 512  # most generated blocks inserted into the prefix tree per step
 
 
 class Finisher:
@@ -44,7 +44,7 @@ class Finisher:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
         self.admission, self.lengths, self.deferred = admission, lengths, deferred
         self._distrusted: set[int] = set()  # rows with non-finite logits, until they are free
-        # ended rows whose generated blocks are still to be inserted into the tree
+        # ended rows whose generated blocks are not yet inserted into the prefix tree
         self._to_keep: list[int] = []
 
     @property
@@ -76,9 +76,9 @@ class Finisher:
         self.tree.drop(np.unique(np.concatenate(tables)))
 
     def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
-        """Feeds the lengths of ended samples to the forecast; returns their groups with the number
-        of samples each. Samples limited to one token, such as label scores, are left out: they say
-        nothing about other lengths."""
+        """Gives the lengths of ended samples to the forecast; returns their fork groups, each with
+        its number of ended samples. Samples limited to one token, such as label scores, tell
+        nothing about other lengths, so the forecast does not get them."""
         columns = self.rows
         prompt, slot = columns.prompt.take(rows), columns.group.take(rows)
         outputs = columns.read_length.take(rows) - prompt + np.int32(1)
@@ -92,8 +92,8 @@ class Finisher:
         return found
 
     def cancel(self, live: RequestState, sample: int | None) -> None:
-        """Ends a whole request, or one sample: pending tails at once, rows once their steps in
-        flight are read."""
+        """Ends a whole request, or one sample. Samples without a row end at once; rows end once
+        their steps in flight are read."""
         for group in list(live.groups):
             pending = group.samples[group.next :]
             stay = pending[:0] if sample is None else pending[pending != sample]
@@ -107,7 +107,9 @@ class Finisher:
         live.outstanding -= rows.size
         if (
             sample is not None
-        ):  # a sample ended by a stop string: its length counts; a cancelled request's does not
+            # a stop string ended the sample: its length counts for the forecast; a cancelled
+            # request's does not
+        ):
             self._observe(rows)
         self.deferred.leave(rows, ENDED)
 
@@ -139,8 +141,8 @@ class Finisher:
     # --- generated blocks -------------------------------------------------------------------------
 
     def _kept_back(self, rows: Int32) -> Int32:
-        """Returns the rows to free at once; single samples with new full blocks wait until the tree
-        has taken the blocks."""
+        """Returns the rows to free at once. Single samples (n = 1) with new full blocks are kept
+        back until these blocks are in the prefix tree."""
         keep = (
             (self._new_blocks(rows) > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
         )
@@ -152,14 +154,14 @@ class Finisher:
         return rest
 
     def _new_blocks(self, rows: Int32) -> Int32:
-        """Returns, for rows [k], the number of full blocks after their group's shared ones, up to
-        the last token read."""
+        """Returns, for rows [k], the number of full blocks after their fork group's shared ones, up
+        to the last token read."""
         new: Int32 = self.rows.read_length[rows] // BLOCK_SIZE - self.rows.shared[rows]
         return new
 
     def _keep_some(self) -> None:
-        """Inserts full blocks of ended single samples into the tree, up to the budget per step, and
-        frees their rows."""
+        """Inserts full blocks of ended single samples into the prefix tree, at most _TREE_BUDGET
+        per step, and frees their rows."""
         counts = np.cumsum(self._new_blocks(np.array(self._to_keep[::-1], np.int32)))
         count = 1 + int(np.searchsorted(counts, _TREE_BUDGET))
         rows = np.array(self._to_keep[: -count - 1 : -1], np.int32)

@@ -1,10 +1,10 @@
-"""Forecast: number of blocks the running rows will use over the coming steps, and how many more
-rows fit under the capacity.
+"""Forecast: predicts the blocks that running rows will use. From the prediction for the coming
+steps follows how many more rows fit under the capacity.
 
-Predict, then admit: nothing is reserved for the worst case. Each row is expected to run as long as
-finished samples did (its group's, else the model's); it takes one block every 16 tokens and frees
-all of its own at its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a
-row is preempted and keeps its tokens.
+No blocks are reserved for the worst case. Each row is expected to run as long as finished samples
+did (its group's, else the model's); it takes one block every 16 tokens and frees all of its own at
+its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a row is preempted and
+keeps its tokens.
 
 Knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
 """
@@ -22,14 +22,16 @@ from penstock.schedule.step import Int32, Int64
 
 Float64 = NDArray[np.float64]
 
-_PRIOR = 0.5  # expected length as a fraction of the limit while no sample has finished
-_FADE = 0.999  # a finished sample's weight after each later one, so that old samples fade out
-_ROW = 2.0**32  # weight of a row in the sum that counts rows and pages at once
-_ENOUGH = 8  # finished samples of a group from which its own mean is used
+_PRIOR = 0.5  # expected length as a fraction of max_tokens until a sample has finished
+_FADE = 0.999  # at each finished sample the weight of all earlier ones is multiplied by this
+_ROW = 2.0**32  # a sum of _ROW per row plus its pages counts rows and pages at once
+# least number of finished samples of a fork group from which its own mean length is used
+_ENOUGH = 8
 
 
 class LengthModel:
-    """Lengths of finished outputs: a fading histogram, in buckets of 16 tokens."""
+    """Estimates output lengths from those of finished samples: a histogram in buckets of 16 tokens,
+    in which older samples weigh less."""
 
     def __init__(self, max_tokens: int) -> None:
         self._counts: Float64 = np.zeros(max_tokens // BLOCK_SIZE + 2)
@@ -55,8 +57,8 @@ class LengthModel:
         """Returns the expected further tokens, int32 [k], of rows that have made `age` tokens and
         may make at most `limit` more.
 
-        The expectation is the mean residual life of finished samples at least as long. scale:
-        stretches it for rows whose group runs longer or shorter than average.
+        It is the mean of (length - age) over finished samples that were at least as long. scale:
+        factor for rows whose fork group's samples are longer or shorter than average (`scale`).
         """
         residual = self._refresh()
         if residual is None:
@@ -87,7 +89,7 @@ class LengthModel:
         if self._residual is None and self._counts.any():
             alive = np.cumsum(self._counts[::-1])[::-1]
             total = np.cumsum((self._counts * (self._age + BLOCK_SIZE / 2))[::-1])[::-1]
-            # Nothing is known beyond the longest sample: expect one more bucket.
+            # No finished sample was longer: expect one more bucket.
             mean = np.divide(total, alive, out=self._age + BLOCK_SIZE, where=alive > 1e-9)
             self._residual = np.maximum(mean - self._age, 1.0)
             self._mean = float(mean[0])
@@ -96,11 +98,12 @@ class LengthModel:
 
 @dataclass(slots=True)
 class Forecast:
-    """Blocks in use at the start of each coming bucket, if every row ends when expected."""
+    """Pages in use at the start of each coming bucket of 16 steps, if every row ends when expected.
+    A page is the unit of the block pool; it is a block if no layer has a sliding window."""
 
     use: Int64  # [buckets]
-    fixed: int = 0  # part of `use` that stays beyond the last bucket
-    more: int = 0  # further pages per block until a row's window is full
+    fixed: int = 0  # pages of prefixes, in use in all buckets
+    more: int = 0  # further pages that a block takes until a row's window is full
 
     @classmethod
     def of(
@@ -114,10 +117,10 @@ class Forecast:
         """
         if not own.size:
             return cls(np.array([fixed], np.int64), fixed, more)
-        ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 to ends
+        ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row runs in buckets 0 to ends
         buckets = int(ends.max()) + 1
-        # Count rows and their pages in one float sum, which is exact: it costs as much as either
-        # sum.
+        # One float sum counts rows and their pages at once; it is exact, and as fast as a sum of
+        # either.
         both = np.bincount(ends, weights=own + _ROW, minlength=buckets)[::-1].cumsum()[::-1]
         alive, held = np.divmod(both, _ROW)
         use = fixed + (held + np.arange(buckets) * alive).astype(np.int64)
@@ -145,7 +148,7 @@ class Forecast:
         return max(0, int(((capacity - self.use[:buckets]) // need).min()))
 
     def _need(self, own: int, buckets: int, ramp: int) -> Int64:
-        """Returns the pages of one row in each bucket, int64 [buckets]."""
+        """Returns the pages that one row holds in each bucket, int64 [buckets]."""
         pages: Int64 = np.arange(own, own + buckets)
         return pages + self.more * np.minimum(np.arange(buckets), ramp) if self.more else pages
 

@@ -1,9 +1,10 @@
-"""Leaper: takes many steps at once while no row joins, ends or waits; used by simulators. The
-result equals single steps, to the last block number (tests/schedule/test_leap.py), but costs less.
+"""Leaper: plans many equal steps at once, for simulators. It does so while no row joins, ends or
+waits. The result equals single steps, to the last block number (tests/schedule/test_leap.py), but
+costs less.
 
-Runs between turns of an engine that is one step ahead: step N is launched and not read. A leap of k
-steps plans N + 1 to N + k and commits N to N + k - 1, every token the same. Knows a scheduler's
-columns; no device, no clock.
+Used with an engine that launches a step before it reads the one before: step N is launched and not
+read. A leap of k steps plans steps N + 1 to N + k and commits steps N to N + k - 1; every row draws
+the same token. Knows a scheduler's columns; no device, no clock.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from penstock.schedule.step import Int32, Moves, StepPlan
 
 
 class Leaper:
-    """Makes leaps of one scheduler."""
+    """Plans many equal steps of one scheduler at once (a leap)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
     def steps(self, last: StepPlan) -> int:
-        """Returns the number of steps that may be taken at once after `last`, the one launched and
-        not read; 0: none. The caller must check that no end-of-sequence or stop token comes among
-        them."""
+        """Returns the number of equal steps that may follow `last`, the step that is launched and
+        not read; 0: none. The caller must make sure that no row draws an end-of-sequence or stop
+        token in them."""
         scheduler, rows = self.scheduler, self._lasting(last)
         if rows is None:
             return 0
         columns = scheduler.rows
         if columns.traits.take(rows).max() & (EACH_TOKEN | ON_WATCH):
-            return 0  # tokens must be sent up each step
+            return 0  # a row sends its tokens after each step
         ahead = int((columns.limit.take(rows) - columns.planned_length.take(rows)).min()) - 2
         room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE  # no block has to be evicted
         return max(0, min(ahead, room))
@@ -65,8 +66,8 @@ class Leaper:
         return None if busy else order.running()
 
     def leap(self, last: StepPlan, steps: int, token: int) -> StepPlan:
-        """Takes so many steps (at most steps()), each row drawing `token` in each; returns the last
-        plan, launched and not read."""
+        """Plans so many steps (at most steps()), in which each row draws `token`, and commits all
+        but the last. Returns the last plan, which counts as launched and not read."""
         scheduler, rows = self.scheduler, self.scheduler.batch_order.running()
         columns = scheduler.rows
         self._grow(rows, steps)
@@ -97,7 +98,7 @@ class Leaper:
         """Gives rows the blocks they need, in the order in which single steps would."""
         columns = self.scheduler.rows
         held = columns.blocks.take(rows)
-        # index of the step at which a row needs its first further block
+        # number of the step (counted from 1) in which each row needs its next block
         first = np.maximum(1, held * BLOCK_SIZE - columns.planned_length.take(rows))
         counts = np.where(steps >= first, 1 + (steps - first) // BLOCK_SIZE, 0)
         total = int(counts.sum())
@@ -106,7 +107,8 @@ class Leaper:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         when = np.repeat(first, counts) + place * BLOCK_SIZE
         owner = np.repeat(rows, counts)
-        # the pool gives blocks from its end: the last step's blocks lie first
+        # the pool hands blocks out from its stack's end, so in an array from the stack the last
+        # step's blocks come first
         order = np.lexsort((owner, -when))
         columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = (
             self.scheduler.pool.take(total)

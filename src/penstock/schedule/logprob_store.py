@@ -1,9 +1,9 @@
-"""LogprobStore: logprobs of drawn tokens until they are sent up with their tokens, in the block
-pool's layout, like slot_token.
+"""LogprobStore: stores logprobs until their tokens are sent. It has one entry per token slot of the
+block pool, like slot_token.
 
-Allocated at the first request for logprobs. A slot's scores belong to the row that drew its token:
-no shared block holds a token whose scores are still to be sent (see admission._may_share). Knows
-slots; no rows and no requests.
+Allocated at the first request for logprobs. A slot's logprobs (scores) belong to the row that drew
+its token: no shared block holds a token whose scores have not been sent yet (see
+admission._may_share). Knows slots; no rows and no requests.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ NO_SCORES = -1  # value in Rows.top: the row wants no logprobs
 
 @dataclass(slots=True)
 class TokenScores:
-    """Scores of t consecutive tokens; `top_ids` is padded with -1."""
+    """Logprobs of t consecutive tokens, with up to k most likely tokens each; `top_ids` is padded
+    with -1."""
 
-    chosen: Float32  # [t]
-    rank: Int32  # [t]
-    top_ids: Int32  # [t, k]
-    top: Float32  # [t, k]
+    chosen: Float32  # [t] logprob of the token
+    rank: Int32  # [t] its rank, from 1
+    top_ids: Int32  # [t, k] the most likely tokens
+    top: Float32  # [t, k] their logprobs
 
 
 def no_scores(k: int) -> TokenScores:
-    """Returns the scores of zero tokens, with k columns for the most likely."""
+    """Returns TokenScores of zero tokens, with k columns for the most likely."""
     none = np.zeros(0, np.float32)
     return TokenScores(
         none, np.zeros(0, np.int32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
@@ -38,15 +39,15 @@ def no_scores(k: int) -> TokenScores:
 
 
 class LogprobStore:
-    """Store of scores for a pool of `num_blocks` blocks."""
+    """Logprobs of every token slot of a pool of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.kept = False  # True once a request has wanted logprobs: the arrays exist
 
     def ask(self, k: int) -> None:
-        """Allocates the arrays if a request needs them. k: number of most likely tokens (0: the
-        chosen token alone; NO_SCORES: no logprobs)."""
+        """Allocates the arrays if a request needs them. k: number of most likely tokens it wants
+        (0: only the chosen token's logprob; NO_SCORES: no logprobs)."""
         if self.kept or k == NO_SCORES:
             return
         # np.zeros takes memory pages only when written: the store costs only the part in use.

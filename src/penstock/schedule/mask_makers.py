@@ -1,8 +1,8 @@
-"""MaskMakers: interface for making the token masks of constrained samples; MasksHere makes them in
-this process.
+"""MaskMakers: interface of the makers of token masks. A sample with a grammar needs a new mask
+after each token. MasksHere makes masks in this process.
 
-Masks are requested and found on a board (penstock.mask_board), by place. Knows constraints and
-places; no rows.
+Masks are requested and returned in shared memory (penstock.mask_board); each sample has an index
+there, its place. Knows constraints and places; no rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from penstock.schedule.step import Int32
 
 @dataclass(slots=True, eq=False)
 class Guide:
-    """Constraint of one sample, through all its rows: its place on the mask makers' board."""
+    """Constraint of one sample. It stays the same when the sample is preempted and gets another
+    row. place: its index on the mask board."""
 
     place: int
-    begun: bool = False  # a mask is there, or being made
-    over: bool = False  # the sample has ended: its constraint is no longer used
+    begun: bool = False  # True once its first mask is requested
+    over: bool = False  # True once the sample has ended and its constraint is no longer used
 
 
 class MaskMakers(Protocol):
@@ -38,18 +39,19 @@ class MaskMakers(Protocol):
         """The board with requested and finished masks; valid once `begin` was called."""
 
     def begin(self, constraint: object) -> int:
-        """Returns the place of a new sample. constraint: the result of the request's factory."""
+        """Returns the place (board index) of a new sample. constraint: result of the request's
+        ConstraintFactory."""
 
     def start(self, places: Int32, tokens: Int32) -> None:
-        """Starts each place's next mask: after tokens[i], or AS_IT_STANDS for no new token. No mask
-        of these places may be under way."""
+        """Requests the next mask of each place, after its sample drew tokens[i] (AS_IT_STANDS: no
+        new token). No mask of these places may be in the making."""
 
     def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for all masks; returns the number still missing. Raises a
         constraint's error."""
 
     def end(self, places: Int32) -> None:
-        """Frees the places of ended samples; a mask of them may still be under way."""
+        """Frees the places of ended samples, even if a mask is still being made for them."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class MasksHere:
     _free: list[int] = field(init=False)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
     _under_way: dict[int, Future[None]] = field(default_factory=dict)
-    # places of ended samples whose mask is still under way
+    # places of ended samples whose mask is still being made
     _leaving: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

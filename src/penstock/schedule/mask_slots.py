@@ -1,4 +1,4 @@
-"""MaskSlots: assigns slots of the device's pool of token masks, and lists the masks to write with
+"""MaskSlots: assigns slots in the device's mask pool. It also lists the token masks to write with
 each step.
 
     rows with equal static masks (allowed_token_ids)   one shared slot, written when the first joins
@@ -20,7 +20,7 @@ from penstock.schedule.step import Bool, Drafts, Int32, Int64, LateMasks, Masks,
 
 
 class MaskSlots:
-    """`count` mask slots for the rows of one scheduler."""
+    """Assigns `count` mask slots to the rows of one scheduler."""
 
     def __init__(
         self,
@@ -35,17 +35,20 @@ class MaskSlots:
         self._users: Int32 = np.zeros(count, np.int32)  # number of rows per slot
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
         self._ids: dict[int, bytes] = {}  # slot -> allowed ids shared by its rows
-        self._fresh: list[int] = []  # static slots given out and not sent yet
-        self._guides: dict[int, Guide] = {}  # row -> its sample's guide
-        # row -> its guide's place on the board, or -1
+        self._fresh: list[int] = []  # slots of static masks that are not written on the device yet
+        self._guides: dict[int, Guide] = {}  # row -> its sample's constraint
+        # row -> its sample's index on the mask board, or -1
         self._place: Int32 = np.full(rows.count, -1, np.int32)
-        # By place: number of forced tokens that launched draws contain, and number that were read.
+        # By board index: number of the board's forced tokens that launched draws contain, and
+        # number of them that were read.
         self._said: Int32 = np.zeros(self.makers.places, np.int32)
         self._known: Int32 = np.zeros(self.makers.places, np.int32)
-        self._allowed: dict[int, Int32] = {}  # place -> mask of its request's allowed_token_ids
+        # board index -> mask of its request's allowed_token_ids
+        self._allowed: dict[int, Int32] = {}
 
     def room(self, live: RequestState) -> int:
-        """Returns the number of this request's tails that the free slots allow."""
+        """Returns how many of this request's samples may get rows, by the number of free mask
+        slots."""
         if live.constrain is not None:
             return len(self._free)
         if live.allowed and live.allowed not in self._static and not self._free:
@@ -64,7 +67,8 @@ class MaskSlots:
                     self._give(self._free.pop(), np.array([row], np.int32))
                     told = self._said[guide.place] == self._known[guide.place]
                     assert told, "a row comes back before its tokens were read"
-                    if not guide.begun:  # else the sample had a row before, which was preempted
+                    # not for a sample that was preempted and has a mask already
+                    if not guide.begun:
                         due.append(guide)
             self._start([guide.place for guide in due], [AS_IT_STANDS] * len(due))
             for guide in due:
@@ -99,7 +103,7 @@ class MaskSlots:
                 del self._static[self._ids.pop(slot)]
 
     def forget(self, live: RequestState) -> None:
-        """Ends the guides of a request whose samples have all ended."""
+        """Ends the constraints of a request whose samples have all ended."""
         self._end([guide for guide in live.guides.values() if guide is not None])
 
     def _end(self, guides: list[Guide]) -> None:
@@ -117,15 +121,16 @@ class MaskSlots:
             self.makers.start(where, np.asarray(tokens, np.int32))
 
     def launchable(self, rows: Int32, read: int) -> Int32:
-        """Returns the rows [k], leaving out rows whose mask needs a token of a step after read + 1,
-        which is read before this step draws."""
+        """Returns the rows [k] without those whose mask needs a token that will not be read before
+        this step draws. Step read + 1 will be; later steps will not."""
         if not self._guides:
             return rows
         waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read + 1)
         return rows[~waits] if waits.any() else rows
 
     def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
-        """Feeds rows' tokens [k] to their constraints, where the row goes on."""
+        """Passes the tokens [k] that rows drew to their constraints, for rows that have not
+        ended."""
         if not self._guides:
             return
         at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
@@ -134,7 +139,7 @@ class MaskSlots:
         counts = self.makers.board.count.take(places) if at.size else places
         for i in np.flatnonzero(counts).tolist():
             place = places[i]
-            if self._known[place] < counts[i]:  # the token was accepted when its mask was made
+            if self._known[place] < counts[i]:  # the mask maker knows this forced token already
                 self._known[place] += 1
                 due[i] = False
         self._start(places[due], tokens[at[due]])
@@ -159,8 +164,8 @@ class MaskSlots:
         return bool(self._guides)
 
     def forced(self, rows: Int32, most: Int32) -> Drafts:
-        """Returns forced tokens that will follow the tokens this step draws for rows [k]; at most
-        most[i] each."""
+        """Returns, as drafts, tokens that the grammar forces after the tokens that this step draws
+        for rows [k]; at most most[i] each."""
         start, tokens = np.zeros(rows.size + 1, np.int32), list[int]()
         if self._guides:
             at = np.flatnonzero(self.rows.constrained.take(rows) & (most > 0))
@@ -173,7 +178,8 @@ class MaskSlots:
         return Drafts(np.cumsum(start, dtype=np.int32), np.array(tokens, np.int32))
 
     def _coming(self, place: int, most: int) -> list[int]:
-        """Returns forced tokens that no launched draw contains yet."""
+        """Returns the forced tokens of a place that no launched step contains yet, at most
+        `most`."""
         board, said = self.makers.board, int(self._said[place])
         coming: list[int] = board.certain[
             place, said : min(said + most, int(board.count[place]))
@@ -181,8 +187,8 @@ class MaskSlots:
         return coming
 
     def late(self, plan: StepPlan) -> LateMasks:
-        """Returns the masks for the late draw of a step; rows that have ended, or whose mask is
-        missing, sit out."""
+        """Returns the masks for the late draw of a step. Rows that have ended, or whose mask is
+        missing, draw no token in it."""
         at = np.flatnonzero(self.rows.constrained.take(plan.rows))
         rows, board = plan.rows[at], self.makers.board
         places = self._place.take(rows)
@@ -210,7 +216,8 @@ class MaskSlots:
         )
 
     def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
-        """Returns a sample's guide; it is made once and kept when the row is preempted."""
+        """Returns a sample's constraint (Guide); it is made once and kept when the row is
+        preempted."""
         if live.constrain is not None and sample not in live.guides:
             constraint = live.constrain(sample)
             guide = live.guides[sample] = (
@@ -227,7 +234,8 @@ class MaskSlots:
         self._users[slot] += rows.size
 
     def _words(self, allowed: bytes) -> Int32:
-        """Returns a mask's words, int32 [ceil(vocabulary / 32)]; empty `allowed`: all tokens."""
+        """Returns a static mask, int32 [ceil(vocabulary / 32)]. allowed: allowed token ids as int32
+        bytes; empty: all tokens."""
         bits: Bool = np.full(-(-self.vocabulary // 32) * 32, not allowed)
         bits[np.frombuffer(allowed, np.int32)] = True
         return np.packbits(bits, bitorder="little").view(np.int32)

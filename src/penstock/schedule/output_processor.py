@@ -1,9 +1,9 @@
-"""OutputProcessor: assigns a step's tokens to their samples, detects ends, and gathers deltas, all
-in whole columns.
+"""OutputProcessor: assigns a step's tokens to their samples. It also detects samples' ends and
+gathers the deltas to send, for all rows at once with numpy.
 
-Output tokens are stored in the block pool's layout (`slot_token [blocks, 16]`), and so are their
-scores if a row wants logprobs (logprob_store.py); both are gathered from there when sent up. Knows
-rows, tokens and requests' delivery; not admission, nor the use of freed blocks.
+Output tokens are stored by KV cache slot (`slot_token [blocks, 16]`), and so are their logprobs if
+a row wants them (logprob_store.py). Both are read from there when they are sent to the client.
+Knows rows, tokens and when requests want them; not admission, nor the use of freed blocks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Read:
     """Result of reading one step: its deltas, and the rows that ended."""
 
     ended: Int32  # rows that ended
-    rows: Int64  # row of each token taken
+    rows: Int64  # row of each token that was given to a sample
     tokens: Int32  # the tokens of `rows`
     goes_on: Bool  # True where the row has not ended
     bad: Int32  # rows with non-finite logits, including cancelled rows
@@ -95,7 +95,8 @@ class OutputProcessor:
             positions += plan.drafts.offset
             self._settle(plan.rows, plan.drafts, tokens)
         lives = self.rows.state.take(rows)
-        # Nearly always every token is a draw for a living row, which two passes show.
+        # Nearly always every token was drawn for a running row: check this first, by two passes
+        # over the arrays.
         drawn = int(tokens.min(initial=0)) >= 0
         bad = NONE if drawn else np.flatnonzero(tokens == BAD_LOGITS)
         distrusted = plan.query_rows[bad[lives[bad] != FREE]]
@@ -134,7 +135,7 @@ class OutputProcessor:
         return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
 
     def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> None:
-        """Corrects planned lengths by the drafts of this step that were wrong."""
+        """Lowers the rows' planned lengths by the number of drafts in this step that were wrong."""
         offered = drafts.counts
         told = np.add.reduceat((tokens != NO_TOKEN).astype(np.int32), drafts.query_start[:-1])
         self.rows.planned_length[rows] -= offered - np.maximum(told - 1, 0)
@@ -164,8 +165,8 @@ class OutputProcessor:
         return finish, stop_id
 
     def _eos_among(self, tokens: Int32) -> Int64:
-        """Returns the indices of tokens that end a sequence. Few ids are compared with one by one,
-        which is three times as fast as looking each token up."""
+        """Returns the indices of tokens that end a sequence. If there are few end ids, the tokens
+        are compared with each of them, which is three times as fast as a look-up per token."""
         if len(self._eos) > FEW_EOS:
             return np.flatnonzero(self._is_eos.take(tokens))
         hits = np.zeros(tokens.size, np.bool_)
@@ -174,8 +175,8 @@ class OutputProcessor:
         return np.flatnonzero(hits)
 
     def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8]) -> Bool:
-        """Returns True for tokens to send up now: the row is streamed, or the token may end one of
-        its stop strings."""
+        """Returns True for tokens to send to the client now: the row is streamed, or the token may
+        end one of its stop strings."""
         hits: Bool = traits & EACH_TOKEN != 0
         watched = _having(traits, ON_WATCH)
         if watched.size:
@@ -210,8 +211,8 @@ class OutputProcessor:
         return deltas
 
     def made_by(self, live: RequestState) -> list[Deltas]:
-        """Returns the final deltas of a request's samples about to be cancelled, with their tokens
-        not sent yet."""
+        """Returns the final deltas of a request's samples, which are about to be cancelled, with
+        their tokens that have not been sent."""
         rows = live.living(self.rows).astype(np.int64)
         told = [_cut_pending(group) for group in live.groups if group.pending]
         if rows.size:
@@ -229,13 +230,13 @@ class OutputProcessor:
         return self.slot_token.reshape(-1).take(slots)
 
     def scores_of(self, row: int) -> TokenScores:
-        """Returns the scores of a row's tokens that have been read and not sent."""
+        """Returns the logprobs of a row's tokens that have been read and not sent."""
         one = np.array([row])
         _, slots = self._slots(one, self.rows.sent[one], self.rows.read_length[one] + np.int32(1))
         return self.scores.take(slots, np.full(slots.size, self.rows.top[row]))
 
     def bring_scores(self, rows: Int32, group: ForkGroup) -> None:
-        """Copies the unsent scores of a resumed row to its tokens' new slots."""
+        """Copies the unsent logprobs of a resumed sample to its tokens' new slots."""
         if group.scored is None:
             return
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
@@ -281,9 +282,9 @@ def _cut_pending(group: ForkGroup) -> Deltas:
 
 
 def _last_of_each(rows: Int64, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
-    """Returns each row's last query that counts [rows], and for each row whether any query up to it
-    hit. Queries [Q] of a row are side by side; queries after an end that only the host detects
-    don't count."""
+    """Returns, for each row, the index of its last query that counts, and whether any query up to
+    it is in `hits`. rows, finish, hits: per query [queries], a row's queries side by side. Queries
+    after a row's end do not count."""
     if not rows.size:
         return np.zeros(0, np.int64), hits
     first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))

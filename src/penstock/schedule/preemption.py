@@ -1,5 +1,5 @@
-"""Preemption: rows and waiting groups give up their blocks for others, and come back with all their
-tokens.
+"""Preemption: takes blocks from rows for other rows. The scheduler preempts a row, or a fork group
+that waits for rows, when blocks are short; it is queued again with all its tokens.
 
     running --blocks short, or others starve--> preempted --steps read--> back in the queue, as a
     group of one sample
@@ -51,8 +51,8 @@ class Preempter:
         self._preempt(youngest[: int(np.searchsorted(freed, blocks)) + 1])
 
     def preempt_background(self) -> None:
-        """Preempts background rows, youngest first, for tails that got no row. Rows already on
-        their way out count as preempted."""
+        """Preempts background rows, youngest first, one for each foreground sample that got no row.
+        Rows that are already preempted and not free yet count."""
         running = self.batch_order.running()
         background = running[self.rows.order[running] >= BACKGROUND]
         count = self.admission.count_starved(self.rows.count)
@@ -61,8 +61,8 @@ class Preempter:
             self._preempt(self._youngest(background)[:count])
 
     def reclaim(self, short: int) -> None:
-        """Frees `short` blocks, once steps in flight are read: first of groups without rows,
-        youngest first, then of rows."""
+        """Makes `short` blocks free, once the steps in flight are read: takes them first from
+        groups without rows, the youngest first, then from rows."""
         coming = self.deferred.blocks_coming()
         idle = [
             g

@@ -1,12 +1,13 @@
-"""Prefix groups: running rows whose attention reads their shared prefix once for all of them.
+"""Prefix groups: rows that attend to a shared prefix together. Attention reads the prefix once for
+all rows of a group.
 
-A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the
-same few-shot header, the same system prompt) share these blocks. There is one level of grouping,
-chosen for nearly the greatest saving by the device's measured costs (the greatest in 98 of 100
-random families, tests/schedule/test_prefix_groups.py). Found from block numbers alone: the prefix
-tree gives equal beginnings equal blocks.
+The samples of a fork group share the full blocks of their prompt. Fork groups whose tables begin
+with the same blocks (the same few-shot header, the same system prompt) share these blocks. A row is
+in at most one prefix group. The choice of groups saves nearly the most time by the device's
+measured costs (the most in 98 of 100 random cases, tests/schedule/test_prefix_groups.py). Groups
+are found from block numbers alone, since the prefix tree gives equal prefixes equal blocks.
 
-    units (fork groups with running tails)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
+    units (fork groups with running samples)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
     blocks saved by one group over 1 2       (66 - 1) * 2 = 130
     by A alone over 1 2 3 4                  63 * 4 = 252, and B with C over 1 2: 1 * 2 -> chosen
 
@@ -30,18 +31,18 @@ class SharingCosts:
     seconds per layer; the defaults count tokens read. docs/design/prefix_groups.md has the model
     and its figures.
 
-    Members of a group are split into tiles; each tile reads the prefix once.
+    The attention kernel splits a group's members into tiles; each tile reads the prefix once.
     """
 
-    member_token: float = 1.0  # saved: a row's own read of one shared token
-    member: float = 0.0  # spent: a row merges its attention with its group's
+    member_token: float = 1.0  # saved: a row need not read one shared token itself
+    member: float = 0.0  # spent: a row's own attention is merged with the prefix's
     tile_token: float = 1.0  # spent: a tile reads one shared token
     tile_members: int = 1 << 30
     step: float = 0.0  # spent once per step with groups
 
     def saved(self, members: int, tokens: int) -> float:
-        """Returns the saving of one group, without the step's own cost; 0 or less: the group
-        doesn't pay."""
+        """Returns the saving of one group, without the cost per step (`step`); 0 or less: it saves
+        nothing."""
         tiles = -(-members // self.tile_members)
         return (
             members * (self.member_token * tokens - self.member) - tiles * self.tile_token * tokens
@@ -50,7 +51,8 @@ class SharingCosts:
 
 @dataclass(slots=True)
 class Unit:
-    """A fork group with running tails: its slot, full prefix blocks and number of running tails."""
+    """A fork group with running samples: its slot, the full blocks of its prefix, and the number of
+    its running samples (tails)."""
 
     slot: int
     blocks: Int32
@@ -59,7 +61,7 @@ class Unit:
 
 @dataclass(slots=True)
 class PrefixGroup:
-    """Units attended together over `blocks`, and the saving."""
+    """Fork groups (units) that attend together to the prefix in `blocks`, and the saving."""
 
     blocks: Int32
     slots: list[int]
@@ -67,10 +69,11 @@ class PrefixGroup:
 
 
 def find_groups(units: Sequence[Unit], refs: Int32, costs: SharingCosts) -> list[PrefixGroup]:
-    """Returns the groups that pay, greatest saving first, each unit in at most one; none if
-    together they don't pay.
+    """Returns the prefix groups that save time, greatest saving first; each unit is in at most one.
+    Returns none if together they save less than the cost per step.
 
-    refs: the pool's reference counts; a first block with one reference belongs to one unit only."""
+    refs: the block pool's reference counts; if a first block has one reference, no other unit
+    shares it."""
     alone: list[Unit] = []
     together: dict[int, list[Unit]] = {}
     for unit in units:
@@ -96,8 +99,8 @@ def _single(unit: Unit, costs: SharingCosts) -> list[PrefixGroup]:
 
 @dataclass(slots=True)
 class _Plan:
-    """A grouping of units: its saving, its groups, the ungrouped units (`rest`), and the number of
-    tails of all units and of `rest`."""
+    """A grouping of units: its saving, its groups, the units without a group (`rest`), and the
+    number of running samples of all units and of `rest`."""
 
     saved: float
     groups: list[PrefixGroup]
@@ -107,11 +110,11 @@ class _Plan:
 
 
 def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
-    """Returns a grouping of units that share their first `depth` blocks, built from the leaves of
-    their tree to the root.
+    """Returns a grouping of units that share their first `depth` blocks. It is built from the
+    leaves of the tree of their prefixes to the root.
 
-    At each fork, a group over the blocks shared by all may open. From each branch it takes either
-    all units, or only the units outside the branch's own groups, whichever saves more.
+    Where prefixes branch, a group over the blocks shared by all may be made. From each branch it
+    takes either all units, or only the units outside the branch's own groups, whichever saves more.
     """
     if len(family) == 1:
         unit, groups = family[0], _single(family[0], costs)
@@ -143,11 +146,12 @@ def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
 
 
 def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> list[_Plan]:
-    """Returns the branches that keep their own groups beside a group over the shared blocks;
-    decided branch by branch, by its effect on the number of tiles."""
+    """Returns the branches that keep their own groups beside a group over the shared blocks. Each
+    branch is decided by itself, by its effect on the number of tiles."""
     kept, taken = [], tails
     for part in parts:
-        more = part.tails - part.rest_tails  # tails added if the branch joins as a whole
+        # samples added to the group if the branch joins as a whole
+        more = part.tails - part.rest_tails
         if part.groups and part.saved > costs.saved(taken, tokens) - costs.saved(
             taken - more, tokens
         ):

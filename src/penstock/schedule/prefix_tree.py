@@ -1,8 +1,8 @@
-"""PrefixTree: finds KV cache blocks that already hold the beginning of a prompt.
+"""PrefixTree: finds cached blocks of a prompt's beginning.
 
-The key of an entry is its block's tokens and the number of the entry it follows, so matches are
-exact: no KV of another prefix is found. Numbers are never reused: entries after an evicted block
-are not found behind the block's next content.
+There is one entry per cached block. Its key is the block's tokens and the number of the entry
+before it, so matches are exact: no block of another prefix is found. Entry numbers are never
+reused, so entries that followed an evicted block are not found after its next content.
 
 Knows blocks and tokens; no rows, no requests.
 """
@@ -18,21 +18,22 @@ from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
 _WORD = BLOCK_SIZE * np.dtype(np.int32).itemsize
-Key = tuple[int, bytes]  # (place that the block follows, the block's tokens)
+Key = tuple[int, bytes]  # (number of the entry before, the block's tokens as bytes)
 
 
 def words_of(tokens: Int32) -> list[bytes]:
-    """Returns the tokens [n, 16] of n blocks as bytes, as used in keys."""
+    """Returns the tokens [n, 16] of n blocks as bytes, one per block, for keys."""
     data = tokens.tobytes()
     return [data[at : at + _WORD] for at in range(0, len(data), _WORD)]
 
 
 class PrefixTree:
-    """Blocks by content. slot_token [blocks, 16]: the tokens of each block, shared with the
-    scheduler.
+    """Finds blocks by their content. slot_token [blocks, 16]: the tokens of each block, shared with
+    the scheduler.
 
-    A place is the number of the previous entry, or, at the start of a chain, `root` of a salt and a
-    tag. Chains of different salts or tags share no blocks, since their K and V may differ.
+    A place says where a block belongs: it is the number of the entry before it, or, for a first
+    block, the `root` of the request's salt and tag. Requests with different salts or tags share no
+    blocks; with tags the keys and values differ.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PrefixTree:
         self.enabled = enabled
         self.pool, self._slots = pool, slots
         self.slot_token = slot_token
-        # key -> (block, the entry's number), in order of the numbers
+        # key -> (block, the entry's number), in order of the entries' numbers
         self._entries: dict[Key, tuple[int, int]] = {}
         self._key_of: dict[int, Key] = {}  # key of each block
         self._last = 0  # number of the last entry
@@ -57,21 +58,22 @@ class PrefixTree:
         return len(self._entries)
 
     def root(self, salt: int, tag: int) -> int:
-        """Returns the place where chains of a salt and a tag begin; it changes with each reset."""
+        """Returns the place of first blocks for a salt and a tag; it changes with each reset."""
         return -(salt + (tag + self._resets * (MAX_TAG + 1)) * (MAX_SALT + 1))
 
     def reset(self) -> None:
-        """Makes all present entries, and blocks later added behind them, impossible to find."""
+        """Empties the tree for later prompts: all present entries, and blocks later added after
+        them, can no longer be found."""
         self._resets += 1
         every = np.array([*self._key_of], np.int32)
         self._forget(every)
         self.pool.unkeep(every)
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
-        """Returns the blocks (without references yet) of the longest known beginning of `words`
-        behind `place`, and the place after them. If layers have windows, the last blocks returned
-        have all their window pages; if there is recurrent state, a snapshot is kept behind the last
-        block."""
+        """Returns the blocks of the longest known beginning of `words` (as in words_of) after
+        `place`, and the place after them. References to the blocks are not added. If layers have
+        sliding windows, the last blocks have all their window pages; if layers have recurrent
+        state, a snapshot of it is kept for the end of the last block."""
         found: list[int] = []
         near, paged, known, behind = self.pool.near, 0, 0, place
         for word in words:
@@ -86,8 +88,8 @@ class PrefixTree:
         return np.array(found[:known], np.int32), behind
 
     def depth(self, words: list[bytes], place: int) -> int:
-        """Returns the number of known blocks of a prompt behind `place`, including blocks that
-        match() may not return."""
+        """Returns the number of known blocks of a prompt after `place`, including blocks that
+        match() may not return because a snapshot or window pages are missing."""
         for known, word in enumerate(words):
             entry = self._entries.get((place, word))
             if entry is None:
@@ -98,7 +100,7 @@ class PrefixTree:
     def insert(self, words: list[bytes], blocks: list[int], place: int) -> int:
         """Inserts held blocks that follow `place`; returns the place after the last.
 
-        Content that is already known stays with its old block.
+        Tokens that the tree knows already keep their old block.
         """
         fresh: list[int] = []
         for word, block in zip(words, blocks, strict=True):
@@ -110,7 +112,7 @@ class PrefixTree:
                 self._key_of[block] = key
                 fresh.append(block)
             elif self.pool.near and not self.pool.is_whole(entry[0]) and entry[0] != block:
-                gone = entry[0]  # the new block replaces one that lost its window pages
+                gone = entry[0]  # the new block replaces one that has lost its window pages
                 entry = self._entries[key] = block, entry[1]
                 del self._key_of[gone]
                 self._key_of[block] = key
@@ -139,7 +141,8 @@ class PrefixTree:
         for (parent, _), (
             block,
             place,
-        ) in self._entries.items():  # an entry comes after the one that it follows
+            # an entry always comes later in this dict than the entry before it
+        ) in self._entries.items():
             if block in mistrusted or parent in places:
                 gone.append(block)
                 places.add(place)

@@ -1,8 +1,8 @@
-"""PromptOutputs: the news of each request's prompt, sent once: its number of cached tokens, and its
-logprobs if requested.
+"""PromptOutputs: reports on each request's prompt. One report (PromptNews) per request has the
+number of cached tokens, and the prompt's logprobs if requested.
 
-It waits until the step is read in which the request's first tail joined: by then all chunks of the
-prompt have been read. Knows chunks and scores; not rows.
+It is sent when the step is read in which the request's first sample got a row: by then all chunks
+of the prompt have been read. Knows chunks and scores; not rows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
 
 
 class PromptOutputs:
-    """Collects prompt news by step."""
+    """Collects the reports on prompts, by step."""
 
     def __init__(self) -> None:
         self._launched: dict[int, Admitted] = {}
 
     def launched(self, number: int, admitted: Admitted) -> None:
-        """Notes the tails and chunks of step `number`."""
+        """Notes the samples that join in step `number`, and its prompt chunks."""
         if admitted.pieces or admitted.chunks:
             self._launched[number] = admitted
 
     def read(self, plan: StepPlan, result: StepTokens) -> list[PromptNews]:
-        """Takes the prompt logprobs of a read step; returns the news of requests whose first tail
-        joined in it."""
+        """Stores the prompt logprobs of a read step; returns the reports of requests whose first
+        sample joined in it."""
         admitted = self._launched.pop(plan.number, None)
         if admitted is None:
             return []
@@ -42,7 +42,7 @@ class PromptOutputs:
 
 
 def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
-    """Stores the scores of each request's chunks, with indices into its prompt."""
+    """Stores the prompt logprobs of each request's chunks, with indices into its prompt."""
     at = 0
     for chunk in chunks:
         live, stop = chunk.group.live, at + chunk.stop - chunk.start
@@ -69,7 +69,9 @@ def _news(live: RequestState) -> PromptNews:
     parts, live.scored = live.scored, []
     for (
         part
-    ) in parts:  # stored by index in the prompt: a requeued group is prefilled and scored twice
+        # stored by index in the prompt, because a group that was queued again is prefilled and
+        # scored twice
+    ) in parts:
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
     return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

@@ -1,11 +1,12 @@
-"""PromptStates: recurrent state of fork groups' prompts: started, kept, forked, freed.
+"""PromptStates: the recurrent state of prompts. It is created when a fork group's prompt begins,
+kept for later prompts, copied to the group's rows, and freed.
 
     prompt begins       its group takes a slot, with the state behind its cached beginning
     a border is reached its chunks pause for one step, in which the state is kept for later prompts.
                         Borders: the end of the blocks shared with another prompt, and the last
                         block border before the part that a chat's next turn lacks
-    tails join          each row's slot gets a copy of the group's state
-    last tail joined, or the group waits again   its slot is freed
+    samples join          each row's slot gets a copy of the group's state
+    last sample joined, or the group waits again   its slot is freed
 
 Knows fork groups and slots; no rows' columns, no blocks.
 """
@@ -17,17 +18,19 @@ from penstock.schedule.request_state import ForkGroup
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
-# most tokens at a prompt's end that later prompts lack: a chat template's generation prompt
+# most tokens of a chat template's generation prompt (such as `<|assistant|>`), which a chat's next
+# turn lacks
 GENERATION_PROMPT = 16
 
 
 class PromptStates:
-    """States of one scheduler's fork groups. keeps: keep snapshots for later prompts. Without
-    slots, all methods do nothing."""
+    """Recurrent states of one scheduler's fork groups. keeps: True: keep snapshots for later
+    prompts. Without slots (no recurrent state) all methods do nothing."""
 
     def __init__(self, slots: StateSlots, keeps: bool) -> None:
         self.slots, self._keeps = slots, keeps
-        self._paused: list[ForkGroup] = []  # groups whose state is kept in the next step
+        # groups that pause at a border: their state is kept in the next step
+        self._paused: list[ForkGroup] = []
 
     def __bool__(self) -> bool:
         return bool(self.slots)
@@ -38,8 +41,8 @@ class PromptStates:
         return bool(self.slots) and not self.slots.available
 
     def begin(self, group: ForkGroup, shared: int) -> None:
-        """Takes a slot for a prompt that begins behind `group.place`. shared: number of its leading
-        blocks known to the tree, some perhaps without a snapshot."""
+        """Takes a slot for a prompt that begins after `group.place`. shared: number of its leading
+        blocks that the prefix tree knows, some perhaps without a snapshot."""
         if self.slots:
             self.slots.misses += shared * BLOCK_SIZE > group.stored
             group.state_slot = self.slots.begin(group.place)
@@ -66,8 +69,8 @@ class PromptStates:
         self._paused = []
 
     def fork(self, group: ForkGroup, rows: Int32) -> None:
-        """Copies the group's state to joining rows; after the last tail the group's
-        slot is freed."""
+        """Copies the group's state to joining rows; after its last sample the group's slot is
+        freed."""
         if self.slots:
             self.slots.move(group.state_slot, rows)
             if not group.pending:

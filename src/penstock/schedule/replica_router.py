@@ -1,12 +1,14 @@
-"""Router: chooses the replica for a request by estimated seconds: of the work a replica reported,
-of the prompt tokens its prefix cache lacks, and of work sent to it but not in its reports yet.
+"""Router: chooses the replica for a request. It estimates each replica's seconds of work: work that
+the replica reported, prompt tokens that its prefix cache lacks, and requests sent to it that its
+reports do not include yet.
 
     stats -> said; request -> route -> Share (one per replica that takes part) -> sent
 
-Samples of a request are shared out so that all replicas finish at about the same time. Each part
-costs a prefill, and a part that saves less than this stays with the others. All replicas are of one
-kind, so the seconds per token are their mean: a replica with a bad measurement draws no extra work.
-Knows numbers and token ids; no clock, no engine, no connection.
+Samples of a request are shared out so that all replicas finish at about the same time. Each replica
+that takes part prefills the prompt, so a part is split off only if it saves more time than its
+prefill costs. All replicas are alike, so their mean seconds per token are used; one replica's bad
+measurement then attracts no extra work. Knows numbers and token ids; no clock, no engine, no
+connection.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from dataclasses import dataclass, field
 
 from penstock.config import BLOCK_SIZE
 
-FEW_SECONDS = 4.0  # seconds of work waiting for rows below which a replica takes more of a job
+# a replica with fewer seconds of work waiting for rows gets more of a job's requests
+FEW_SECONDS = 4.0
 _UNMEASURED = 1e-3  # seconds per drawn or prompt token until an engine has reported its own
 # expected length as a fraction of the limit until a sample has ended (same as the engine's
 # forecast)
@@ -37,21 +40,21 @@ class Share:
 
 @dataclass(slots=True)
 class _Load:
-    """Known state of one replica."""
+    """State of one replica, as the router knows it."""
 
     up: bool = False
     tokens: float = 0.0  # tokens to be drawn, as reported
     prompt_tokens: float = 0.0  # tokens to be prefilled, as reported
-    # shares by request number: sent, and not in the reported numbers yet
+    # request number -> its share, for requests that the replica's reports do not include yet
     unheard: dict[int, Share] = field(default_factory=dict)
     # sum of tokens in `unheard`; kept because a burst of thousands of requests reads it each time
     sent_tokens: float = 0.0
     sent_prompt_tokens: int = 0
     blocks: int = 0  # capacity of its prefix cache in blocks
-    # place of a prompt's block -> clock when it was last sent
+    # number of a prompt's block (places_of) -> clock when it was last sent to the replica
     cache: OrderedDict[int, int] = field(default_factory=OrderedDict)
     last: int = 0  # clock when a request was last sent to it
-    token_seconds: float = 0.0  # 0: unknown
+    token_seconds: float = 0.0  # seconds per drawn token; 0: unknown
     prompt_token_seconds: float = 0.0
     step_seconds: float = 0.0
     mean: float = 0.0  # mean output tokens of its finished samples
@@ -71,8 +74,8 @@ class _Load:
 
 
 class Router:
-    """Routes over `count` replicas, all down at first. first: the replica for the first request;
-    each of several routing processes starts with another."""
+    """Routes requests over `count` replicas, which are all down at first. first: the replica for
+    the first request; each of several routing processes has another one."""
 
     def __init__(self, count: int, first: int = 0) -> None:
         self._loads = [_Load(last=(number - first) % count - count) for number in range(count)]
@@ -133,7 +136,7 @@ class Router:
 
     def room(self, rows: int, longest: int) -> float:
         """Returns the number of samples up to which a replica with `rows` rows would, within a few
-        seconds, have free rows or almost no waiting work. longest: most tokens of a sample."""
+        seconds, have free rows or almost no waiting work. longest: most tokens of one sample."""
         each = self.expected_tokens(longest) * self.token_seconds
         return rows + min(FEW_SECONDS / each, rows)
 
@@ -219,7 +222,9 @@ class Router:
         load.last = self._clock
         for place in reversed(
             places[: load.blocks]
-        ):  # a block is evicted before the one it follows
+            # blocks are evicted from a prompt's end, so the search stops at the first one that is
+            # missing
+        ):
             load.cache[place] = self._clock
             load.cache.move_to_end(place)
         while len(load.cache) > load.blocks:
@@ -227,8 +232,8 @@ class Router:
 
 
 def places_of(prompt: Sequence[int], salt: int) -> list[int]:
-    """Returns one number per full block of a prompt, except a block with its last token; each
-    stands for all tokens up to the block's end."""
+    """Returns one number per full block of a prompt, except a block with its last token: a hash of
+    all tokens up to the block's end."""
     places, place = [], -salt
     for at in range(BLOCK_SIZE, len(prompt), BLOCK_SIZE):
         place = hash((place, *prompt[at - BLOCK_SIZE : at]))
@@ -237,9 +242,10 @@ def places_of(prompt: Sequence[int], salt: int) -> list[int]:
 
 
 def fill(start: Sequence[float], price: Sequence[float], each: float, samples: int) -> list[int]:
-    """Shares samples of `each` seconds out over replicas that would begin at `start` seconds
-    (ascending), prefill included; `price`: seconds of each prefill. Minimises the last end plus all
-    prefills: a part is added only if it brings the end forward by more than its prefill costs."""
+    """Returns the number of samples for each replica. start: seconds after which each replica would
+    begin, prefill included, ascending. price: seconds of each replica's prefill. each: seconds of
+    one sample. Minimises the last end plus all prefills: a further replica is used only if it
+    brings the end forward by more than its prefill costs."""
     best, least = [samples], start[0] + samples * each + price[0]
     for count in range(2, len(start) + 1):
         shares = _level(start[:count], each, samples)
@@ -253,9 +259,10 @@ def fill(start: Sequence[float], price: Sequence[float], each: float, samples: i
 
 
 def _level(start: Sequence[float], each: float, samples: int) -> list[int]:
-    """Returns a number of samples per replica that makes the last end as early as possible."""
+    """Returns the number of samples for each replica that makes the last end as early as
+    possible."""
     count, level = len(start), 0.0
-    while True:  # replicas that begin after the level get none
+    while True:  # replicas that would begin after the common end get none
         level = (sum(start[:count]) + samples * each) / count
         if start[count - 1] <= level:
             break

@@ -1,8 +1,9 @@
-"""RequestState: what the scheduler stores of a live request, and its fork groups.
+"""RequestState: the scheduler's data of a live request. A fork group (ForkGroup) is a prompt with
+the samples that start from it.
 
-A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as
-a fork group of one sample, whose prompt is the old prompt and its tokens so far. Knows no rows'
-columns and no pool.
+A request begins as one fork group: a prompt and its samples that wait for rows (pending). A
+preempted sample comes back as a fork group of its own, whose prompt is the old prompt and the
+tokens drawn so far. Knows no rows' columns and no pool.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def wants_of(params: SamplingParams) -> int:
 def row_record(
     params: SamplingParams, seed: int, prompt_length: int, limit: int, min_length: int
 ) -> NDArray[np.void]:
-    """Returns the record shared by all rows of a request, [1] of JOIN_RECORD; row number, sample,
-    token and length are left to be set."""
+    """Returns the fields that all rows of a request share, [1] of JOIN_RECORD. Row number, sample
+    index, last token and length are set when a row joins."""
     record = np.zeros(1, JOIN_RECORD)
     for column in FIELDS:
         if column.param is not None:
@@ -98,8 +99,8 @@ def row_record(
 
 
 def padded_words(words: list[list[int]]) -> Int32:
-    """Returns the ids of words of up to BAD_WORD_IDS ids each, flat: one word after the other, each
-    padded in front with -1."""
+    """Returns the token ids of bad words, int32 [words * BAD_WORD_IDS]: one word after the other,
+    each padded in front with -1."""
     out = np.full((len(words), BAD_WORD_IDS), -1, np.int32)
     for line, ids in zip(out, words, strict=True):
         line[BAD_WORD_IDS - len(ids) :] = ids
@@ -121,8 +122,8 @@ class RequestState:
     )
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # stop_token_ids beyond the MAX_STOP_IDS checked on the device
-    traits: int  # trait bits of its rows
-    watch: int  # slot of its watch table; -1: none
+    traits: int  # trait bits of its rows (rows.py)
+    watch: int  # slot of its table in StopTokenMasks; -1: none
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
     # [n] sample index -> the row it joined last, which may belong to another sample by now; -1:
@@ -134,11 +135,11 @@ class RequestState:
     tag: int = 0
     allowed: bytes = b""  # allowed_token_ids: sorted int32, distinct; empty: all tokens allowed
     constrain: ConstraintFactory | None = None
-    news: bool = True  # PromptNews still to be sent
+    news: bool = True  # True until its PromptNews is sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, one entry per chunk
-    # sample index -> its guide, once it has had a row
+    # sample index -> its constraint, once it has had a row
     guides: dict[int, Guide | None] = field(default_factory=dict)
     came: float = field(default_factory=time.monotonic)
     waited: float = -1.0  # seconds until a step first took it up; -1: none yet
@@ -158,7 +159,7 @@ class RequestState:
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
-        # a constraint handles min_tokens itself
+        # min_tokens does not forbid end ids if there is a constraint (constraint.py)
         least = params.min_tokens if constrain is None else 0
         limit, min_length = min(prompt_length + most, max_len), min(prompt_length + least, max_len)
         record = row_record(params, seed, prompt_length, limit, min_length)
@@ -225,8 +226,8 @@ def _traits(request: Request) -> int:
 
 @dataclass(slots=True, eq=False)
 class ForkGroup:
-    """A prompt and the samples that start from it. For a resumed sample, `tokens` ends with its
-    tokens so far."""
+    """A prompt and the samples that start from it. For a sample that was preempted, `tokens` is the
+    prompt and the tokens drawn so far."""
 
     slot: int
     live: RequestState
@@ -235,24 +236,26 @@ class ForkGroup:
     sent: int  # position of the first token not sent yet
     next: int = 0
     state: int = WAITING
-    # words of its full blocks, as in the tree's keys
+    # tokens of its full blocks as bytes, as in the prefix tree's keys
     words: list[bytes] = field(default_factory=list)
     # blocks held: the full ones, then the partial one
     blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    passed: int = 0  # leading blocks no longer needed by layers with windows
-    place: int = 0  # the tree's place behind which its next block is inserted
+    passed: int = 0  # number of leading blocks that sliding windows no longer reach
+    place: int = 0  # place in the prefix tree after which its next block is inserted
     stored: int = 0  # tokens cached or planned for prefill
-    rows: int = 0  # rows not released, including ended ones named by steps in flight
+    rows: int = 0  # rows not freed yet, including ended ones that steps in flight name
     running: int = 0  # rows that run
     # positions at which its recurrent state is kept
     borders: list[int] = field(default_factory=list)
-    # slot of its recurrent state, from the start of its prompt to its last tail; -1: none
+    # slot of its recurrent state, from the start of its prompt until its last sample has joined;
+    # -1: none
     state_slot: int = -1
     last_flight: int = -1
     scored: TokenScores | None = (
-        None  # scores of the tokens from `sent` on, if its request wants logprobs
+        None  # logprobs of the tokens from `sent` on, if its request wants them
     )
-    ready_from: int = 0  # first step its tails may join, or its prompt may continue in
+    # first step in which its samples may join or its prompt may be prefilled further
+    ready_from: int = 0
     finished: int = 0
     finished_tokens: int = 0
 
@@ -261,17 +264,17 @@ class ForkGroup:
         return self.samples.size - self.next
 
     def drop_pending(self, stay: Int32) -> None:
-        """Drops the pending samples except `stay`."""
+        """Removes the pending samples except `stay`."""
         self.samples = np.concatenate((self.samples[: self.next], stay))
 
     @property
     def target(self) -> int:
-        """Tokens to prefill: all but the last, which each tail decodes itself."""
+        """Number of tokens to prefill: all but the last, which each sample decodes itself."""
         return self.tokens.size - 1
 
     @property
     def full(self) -> int:
-        """Full blocks of the prefix, shared by all tails."""
+        """Number of full blocks of the prefix, which all samples share."""
         return self.target // BLOCK_SIZE
 
     @property
@@ -280,8 +283,8 @@ class ForkGroup:
 
     @property
     def grows(self) -> int:
-        """Blocks a joining tail needs at once beyond the prompt's: 1 if its first drawn token opens
-        a block, else 0."""
+        """Number of blocks that a joining sample needs at once beyond the prompt's: 1 if its first
+        drawn token begins a new block, else 0."""
         return int(self.tokens.size // BLOCK_SIZE >= -(-self.target // BLOCK_SIZE))
 
     @property

@@ -1,4 +1,4 @@
-"""Rows: the host's data of each running sample, one array per field.
+"""Rows: the host's data of each running sample. There is one array per field.
 
 A row is one sample's place in the batch, named by a number. It is free, running (in the steps),
 drained (its last step is launched, not all are read), preempted or ended (out of the steps; steps
@@ -16,11 +16,11 @@ from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.step import Bool, Int32, Int64
 
 BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
-FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # states above ENDED take tokens
+FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # rows in a state above ENDED still get tokens
 
-# Bits of a row's traits. EACH_TOKEN: send tokens with each step; ON_WATCH: send them when the watch
-# table names one; neither: send all at the end. MORE_STOP_IDS: has more stop ids than the device
-# checks.
+# Bits of a row's traits. EACH_TOKEN: tokens are sent after each step. ON_WATCH: they are sent when
+# one may end a stop string (stop_token_masks.py). Neither: all are sent at the end. MORE_STOP_IDS:
+# the row has more stop ids than the device checks.
 EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (1 << bit for bit in range(5))
 
 # added to the `order` of background rows, so that they count as younger than all others
@@ -28,7 +28,7 @@ BACKGROUND = 2**40
 
 
 class Rows:
-    """Columns of `count` rows, with block tables of `width` blocks."""
+    """Data of `count` rows, one array per field, with block tables of `width` blocks."""
 
     def __init__(self, count: int, width: int) -> None:
         def ints() -> Int32:
@@ -40,26 +40,28 @@ class Rows:
         self.group: Int32 = ints()  # slot of its fork group
         self.request: Int64 = np.zeros(count, np.int64)  # id of its request
         self.sample: Int32 = ints()  # index within the request
-        # tokens stored once all launched steps have run; with drafts, at most
+        # tokens in the KV cache once all launched steps have run; with drafts an upper bound
         self.planned_length: Int32 = ints()
-        # drafts launched and not read: planned_length may be too high by so many
+        # drafts in flight: planned_length may be too high by so many
         self.drafted: Int32 = ints()
-        # tokens stored by the steps read: position of the last known token
+        # tokens in the KV cache after the steps read; also the position of the last known token
         self.read_length: Int32 = ints()
         self.prompt: Int32 = ints()  # tokens of the request's prompt
         self.limit: Int32 = ints()  # prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token not sent yet
-        self.shared: Int32 = ints()  # leading table entries that its group owns
-        self.blocks: Int32 = ints()  # table entries in use
-        self.passed: Int32 = ints()  # leading table entries no longer needed by layers with windows
-        # leading entries that no tail of its group needs in layers with windows, once the prompt is
-        # stored
+        # number of leading block table entries that its fork group owns
+        self.shared: Int32 = ints()
+        self.blocks: Int32 = ints()  # number of block table entries in use
+        # number of leading entries that its sliding windows no longer reach
+        self.passed: Int32 = ints()
+        # number of leading entries that no sample of its fork group needs for sliding windows once
+        # the prompt is stored
         self.bound: Int32 = ints()
         # order of admission: the youngest is preempted first
         self.order: Int64 = np.zeros(count, np.int64)
         self.last_flight: Int64 = np.full(count, -1, np.int64)
         self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)
-        self.watch: Int32 = ints()  # slot of its watch table
+        self.watch: Int32 = ints()  # slot of its table in StopTokenMasks
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
         # slot of its token mask; -1: any token is allowed
         self.mask_slot: Int32 = np.full(count, -1, np.int32)
@@ -74,7 +76,7 @@ class Rows:
         self.free_count = count
 
     def take(self, count: int) -> Int32:
-        """Returns free row numbers, in ascending order where they are adjacent."""
+        """Returns `count` free row numbers; adjacent ones in ascending order."""
         self.free_count -= count
         return self._stack[self.free_count : self.free_count + count][::-1].copy()
 
@@ -84,7 +86,8 @@ class Rows:
         self.free_count += rows.size
 
     def slots(self, rows: Int32 | Int64, positions: Int32) -> Int64:
-        """Returns flat indices into slot_token: of positions[i] in the table of rows[i]."""
+        """Returns the KV cache slot (flat index into slot_token) of position positions[i] of
+        rows[i]."""
         place = positions >> BLOCK_BITS
         where = rows.astype(np.int64, copy=False) * self.width
         where += place
@@ -95,7 +98,8 @@ class Rows:
         return slots
 
     def entries(self, rows: Int32, first: Int32, counts: Int32) -> Int32:
-        """Returns the table entries first[i] : first[i] + counts[i] of rows[i], row after row."""
+        """Returns the block table entries first[i] : first[i] + counts[i] of rows[i], one row after
+        the other."""
         stops = np.cumsum(counts, dtype=np.int64)
         start = rows.astype(np.int64) * self.width + first
         where = np.repeat(start - stops + counts, counts)
@@ -103,7 +107,7 @@ class Rows:
         return self.table.reshape(-1).take(where)
 
     def own_blocks(self, rows: Int32) -> Int32:
-        """Returns the blocks that belong to these rows alone, row after row."""
+        """Returns the blocks that these rows own alone, one row after the other."""
         shared = self.shared.take(rows)
         return self.entries(rows, shared, self.blocks.take(rows) - shared)
 

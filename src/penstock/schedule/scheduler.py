@@ -1,7 +1,7 @@
 """Scheduler: decides what runs next. submit and cancel take requests; plan() makes a step; commit()
 takes in its results.
 
-    submit -> [queue] -> plan: grow rows, admit tails, prefill chunks, order by prefix group
+    submit -> [queue] -> plan: grow rows, admit samples, prefill chunks, order by prefix group
     -> StepPlan
     StepTokens -> commit: tokens to samples, ends, blocks freed, preempted rows back to the queue
     -> Deltas
@@ -116,12 +116,13 @@ class Scheduler:
         )
         self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
-        self._planned = 0  # steps launched
+        self._planned = 0  # number of steps launched
         self._read = -1  # number of the last step read
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
         self._clears = (
-            # True once logits were not finite: from then on blocks are cleared when given out
+            # True once a row's logits were not finite: from then on blocks are cleared when they
+            # are given out
             False
         )
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
@@ -135,7 +136,7 @@ class Scheduler:
         tokens = np.frombuffer(request.prompt, np.int32)
         check_new(request, tokens, self.limits, self.live)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
-        # drawn for every request, so that setting one request's seed changes no other's
+        # draw a seed for every request, so that giving one request a seed changes no other's
         drawn = int(self._seeds.integers(0, 2**63 - 1))
         seed = drawn if request.sampling.seed is None else request.sampling.seed
         live = RequestState.of(
@@ -163,7 +164,8 @@ class Scheduler:
         self._forget([live])
 
     def take_told(self) -> Deltas | None:
-        """Returns the next final deltas of samples cancelled with REST; None: no more."""
+        """Returns the next final deltas of samples that were cancelled with REST; None: there are
+        no more."""
         return self._told.popleft() if self._told else None
 
     @property
@@ -187,7 +189,7 @@ class Scheduler:
             self.preempter.preempt_background()
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
-            # excludes rows that join now: this same step may still prefill their prompts
+            # before rows join: this same step may still prefill the prompts of joining rows
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
@@ -199,8 +201,8 @@ class Scheduler:
             rows = np.concatenate((rows, joined))
             _, more, _ = self._grow(joined, joined[self._need_block(joined)])
             growth = np.concatenate((growth, more))
-            # A resumed tail's last token may not have been sent yet: store it in its slot, where
-            # sent tokens are gathered from.
+            # The last token of a preempted sample may not have been sent yet: store it in its
+            # slot, from which tokens are sent.
             self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = (
                 joins.records["last_token"]
             )
@@ -214,8 +216,8 @@ class Scheduler:
         return self._launch(number, rows, growth, joins, admitted)
 
     def await_masks(self, seconds: float) -> int:
-        """Waits up to `seconds` for masks under way; returns the number of rows still
-        without one."""
+        """Waits up to `seconds` for token masks that are being made; returns the number still
+        missing."""
         return self.mask_slots.makers.wait(seconds)
 
     def held_rows(self, plan: StepPlan) -> int:
@@ -224,7 +226,7 @@ class Scheduler:
 
     def draw(self, plan: StepPlan) -> LateMasks:
         """Returns the masks for the draw of a late step; call before the next plan(). Rows without
-        a mask sit out."""
+        a mask draw no token."""
         rows = self.mask_slots.guided(plan.rows)
         late = self.mask_slots.late(plan)
         drawn = np.zeros(self.rows.count, np.bool_)
@@ -239,7 +241,7 @@ class Scheduler:
     def plan_is_stuck(self) -> bool:
         """Returns True if repeated plan() calls gave nothing with nothing in flight: the scheduler
         is stuck."""
-        # freed rows and blocks come back bit by bit
+        # not stuck while rows or blocks are still being freed
         self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1
         return self._idle_plans > 3
 
@@ -260,7 +262,8 @@ class Scheduler:
         return read.deltas
 
     def skipped(self, steps: int, rows: int) -> None:
-        """Counts steps planned and read by a leap (leap.py): `steps` steps of `rows` rows."""
+        """Adds steps that a leap (leap.py) planned and read to the counters: `steps` steps of
+        `rows` rows."""
         self._planned += steps
         self._read += steps
         self.counts["steps"] += steps
@@ -272,7 +275,7 @@ class Scheduler:
         order = self.batch_order.order(rows, number)
         rows, columns = order.rows, self.rows
         lengths = columns.planned_length.take(rows)
-        # Write whole columns: writing only the step's rows costs ten times as much.
+        # Write by a boolean mask over all rows: writing by row numbers costs ten times as much.
         columns.last_flight[order.active] = number
         drafts = self.drafting.offer(rows, lengths)
         self.counts["drafted_tokens"] += 0 if drafts is None else int(drafts.start[-1])
@@ -309,30 +312,30 @@ class Scheduler:
         )
 
     def _advance(self, drawn: Bool) -> None:
-        """Counts one drawn token for the rows in `drawn` [all rows]; marks rows in their last step
-        as drained."""
+        """Adds one token to the planned length of the rows in `drawn`, a boolean for every row;
+        marks rows in their last step as drained."""
         columns = self.rows
         columns.planned_length += drawn
         drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.may:
-            # drafted rows may turn out shorter than planned
+            # not rows with drafts in flight, which may turn out shorter than planned
             drained = drained[columns.drafted[drained] == 0]
         if drained.size:
             columns.state[drained] = DRAINED
             self.batch_order.changed = True
 
     def _running(self) -> Int32:
-        """Returns the rows of this step, without rows that must first be read: rows whose mask
-        needs a token in flight, and rows whose drafts may end them."""
+        """Returns the rows of this step. Left out are rows of which a step in flight must be read
+        first: their mask needs a token of it, or its drafts may end them."""
         rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
         return self.drafting.without_full(rows)
 
     def _need_block(self, of: Int32 | slice = slice(None)) -> Bool:
-        """Returns True for rows whose next token needs a new block. For most rows use whole
-        columns: gathering costs ten times as much.
+        """Returns True for rows whose next token needs a new block. of: the rows; for many rows
+        leave it out, since selecting rows costs ten times as much as computing for all.
 
-        The table must cover the position after the one a step stores: the host keeps the drawn
-        token there.
+        A row's block table must reach one position beyond the token whose keys and values a step
+        stores: the host stores the drawn token there.
         """
         short: Bool = self.rows.planned_length[of] + 1 >= self.rows.blocks[of] * BLOCK_SIZE
         return short
@@ -344,8 +347,8 @@ class Scheduler:
         return self.drafting.without_full(short)
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
-        """Gives each of the rows `needy` one block; rows that get none stall. Returns (rows, new
-        blocks [m, 3], stalled)."""
+        """Gives each of the rows `needy` one block. Rows that get none are left out of the step.
+        Returns (remaining rows, new blocks [m, 3] as in StepPlan, True if a row was left out)."""
         columns = self.rows
         if not needy.size:
             return rows, np.zeros((0, 3), np.int32), False
@@ -393,13 +396,14 @@ class Scheduler:
         self.tree.reset()
 
     def give_back_blocks(self) -> None:
-        """Takes all blocks from all rows and groups, while no step is in flight; they wait in the
-        queue with their tokens so far, and the prefix cache is emptied."""
+        """Takes all blocks from all rows and groups, and empties the prefix cache; no step may be
+        in flight. The samples wait in the queue with their tokens so far."""
         assert not self.in_flight, "blocks are given back between steps"
         self.preempter.preempt_all()
         self._free_read()
         self.preempter.unplace()
-        while self.finisher.waits:  # blocks to keep enter the tree a part at a time
+        # repeat: blocks enter the prefix tree a limited number at a time
+        while self.finisher.waits:
             self._free_read()
         self.tree.reset()
         assert not self.pool.held, "somebody holds blocks still"
@@ -422,7 +426,7 @@ class Scheduler:
         }
 
     def expected_tokens_left(self) -> float:
-        """Returns the output tokens all known samples are still expected to make."""
+        """Returns the output tokens that all known samples are still expected to draw."""
         return self.admission.expected_tokens_left()
 
     def check(self) -> None:

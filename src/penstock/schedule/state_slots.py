@@ -6,12 +6,12 @@
                        samples go on, or the state behind an entry of the prefix tree, from which
                        later prompts go on; the least recently used is evicted first
 
-A sequence's state is one slot in all recurrent layers, and it only goes forward: to continue from a
-position, a snapshot from exactly there is needed, so a prefix tree match counts only up to a
-snapshot. State is copied by StepPlan's moves, all of a step at once before its forward. No slot may
-be read and written by moves of the same step: slots moved or freed in a step are reused in the
-next. The device runs steps in order, so no step has to be read first. Knows slots and the tree's
-places; no rows' columns and no tokens.
+A sequence's recurrent state takes the same slot in all recurrent layers. It cannot be rolled back:
+to continue from a position, a snapshot from exactly there is needed, so a match in the prefix tree
+can be used only up to a snapshot. StepPlan's moves copy states, all of a step at once, before its
+forward. No slot may be both read and written by moves of one step, so slots moved or freed in a
+step are reused only in the next. The device runs steps in order, so no step has to be read first.
+Knows slots and the tree's places; no rows' columns and no tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import numpy as np
 from penstock.errors import CapacityError
 from penstock.schedule.step import Int32
 
-_COMMON = 2  # slots after the rows' own: the dead row's and the empty one
+# number of slots between the rows' and the snapshots': the dead row's and the empty one
+_COMMON = 2
 
 
 def first_snapshot(rows: int) -> int:
@@ -33,15 +34,16 @@ def first_snapshot(rows: int) -> int:
 
 
 class StateSlots:
-    """Snapshots of one scheduler, and the moves of its next step. snapshots: their slot numbers
-    (the empty slot is the number before); an empty range: the model has no recurrent state."""
+    """Assigns the snapshot slots of one scheduler, and collects the moves of its next step.
+    snapshots: their slot numbers; the empty slot is the number before them. An empty range: the
+    model has no recurrent state."""
 
     def __init__(self, snapshots: range) -> None:
         self.count = len(snapshots)
         self.empty = snapshots.start - 1
         self._snapshots = snapshots
         self._free = [*reversed(snapshots)]
-        # tree place -> slot, least recently used first
+        # place in the prefix tree -> slot, least recently used first
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._of_tree: set[int] = set()  # the slots in _kept
         self._moves: list[Int32] = []
@@ -49,9 +51,11 @@ class StateSlots:
         self._written: set[int] = set()  # slots written by moves of the next step
         self._given_back: list[int] = []
         self.hits = self.evictions = (
-            0  # hits: prompts that began from a snapshot; evictions: snapshots dropped for room
+            # counters. hits: prompts that began from a snapshot. evictions: snapshots dropped for
+            # room
+            0
         )
-        self.misses = 0  # prompts with more known blocks than usable snapshots
+        self.misses = 0  # prompts of which more blocks are cached than a snapshot allows to use
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -101,17 +105,17 @@ class StateSlots:
     # --- the prefix tree's ------------------------------------------------------------------------
 
     def has(self, place: int) -> bool:
-        """Returns True if the state behind a tree place is kept and was written before the next
-        step."""
+        """Returns True if there is a snapshot for a place in the prefix tree that was written
+        before the next step."""
         return place in self._kept and self._kept[place] not in self._written
 
     def begin(self, place: int) -> int:
-        """Returns a slot, owned by the caller, that will hold the state behind `place`; the empty
-        state if there is no snapshot. The caller has checked `available`."""
+        """Returns a slot, owned by the caller, that gets a copy of the snapshot for `place`, or the
+        empty state if there is none. The caller has checked `available`."""
         source = self._kept[place] if self.has(place) else self.empty
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
-            return self._drop(place)  # the only available slot: take the snapshot itself
+            return self._drop(place)  # no other slot is available: use the snapshot's own slot
         self._moved.add(source)  # keep take() from evicting it
         slot = self.take()
         self.move(source, np.array([slot], np.int32))
@@ -120,8 +124,8 @@ class StateSlots:
         return slot
 
     def keep(self, slot: int, place: int) -> None:
-        """Keeps a slot's state, as it is before the next step's forward, as the state behind
-        `place`, if there is room."""
+        """Keeps a snapshot of a slot's state, as it is before the next step's forward, for `place`,
+        if there is room."""
         if place in self._kept or slot in self._written or not self.available:
             return
         self._moved.add(slot)
@@ -131,13 +135,13 @@ class StateSlots:
         self._of_tree.add(target)
 
     def forget(self, places: Iterable[int]) -> None:
-        """Drops the states behind places that the tree has removed."""
+        """Drops the snapshots for places that the prefix tree has removed."""
         for place in places:
             if place in self._kept:
                 self.give_back(self._drop(place))
 
     def _drop(self, place: int) -> int:
-        """Drops the state behind a place; returns its slot."""
+        """Drops the snapshot for a place; returns its slot."""
         slot = self._kept.pop(place)
         self._of_tree.discard(slot)
         return slot

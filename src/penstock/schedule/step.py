@@ -1,4 +1,4 @@
-"""StepPlan: one step as the scheduler sends it to the device, and StepTokens: the step's results.
+"""StepPlan: one step as sent to the device. StepTokens: its results.
 
 Both are columns: a few numpy arrays, whatever the number of rows. Knows no torch, no text and no
 request objects.
@@ -11,8 +11,9 @@ first token of a sample needs no path of its own, and prefill makes no logits (b
 prompt_logprobs).
 
 A step on the device, in this order:
-    1. moves        copies of state: block -> block (a tail's own copy of its prompt's last, partial
-                    block), slot -> slot (recurrent state from which a prompt or a tail goes on)
+    1. moves        copies of state: block -> block (a sample's own copy of its prompt's last,
+                    partial block), slot -> slot (recurrent state from which a prompt or a
+                    sample goes on)
     2. joins        new rows: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
     4. masks        allowed tokens of rows with a new static mask
@@ -68,14 +69,16 @@ JOIN_RECORD = np.dtype(
 
 @dataclass(slots=True)
 class Joins:
-    """Rows that join in this step. Biases, and each row's bad words behind its biases, are
-    concatenated, with offsets in bias_start: they lie in a pool, not in columns."""
+    """k rows that join in this step. Each row's logit_bias entries, and its bad words after them,
+    are concatenated for all rows, since the device keeps them in one pool: row i's are
+    bias_ids[bias_start[i] : bias_start[i + 1]]. b is their total number, width the longest block
+    table."""
 
-    records: NDArray[np.void]  # [k] of JOIN_RECORD; the device sets bias_start itself
+    records: NDArray[np.void]  # [k] of JOIN_RECORD; the device sets its field bias_start itself
     blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK
-    bias_start: Int32  # [k + 1]
-    bias_ids: Int32  # [sum]
-    bias_values: Float32  # [sum]
+    bias_start: Int32  # [k + 1] offsets
+    bias_ids: Int32  # [b] token ids
+    bias_values: Float32  # [b] values added to logits; 0 for bad words
 
     @property
     def rows(self) -> Int32:
@@ -86,11 +89,11 @@ class Joins:
 
 @dataclass(slots=True)
 class Moves:
-    """State copied in all layers before the forward: [n, 2] (source, target). No block or slot is
-    both source and target."""
+    """Copies of state in all layers before the forward: int32 [copies, 2] (source, target). No
+    block or slot is both source and target."""
 
-    blocks: Int32  # paged state (KV cache blocks)
-    slots: Int32  # recurrent state
+    blocks: Int32  # block numbers, for the KV cache
+    slots: Int32  # slots of recurrent state
 
     @classmethod
     def none(cls) -> Moves:
@@ -99,35 +102,37 @@ class Moves:
 
 @dataclass(slots=True)
 class Masks:
-    """Token masks for slots of the device's pool, written before the step's draw. Bit t % 32 of
-    word t // 32 is set if token t is allowed."""
+    """m token masks, written to slots of the device's mask pool before the step's draw. Bit t % 32
+    of word t // 32 is set if token t is allowed."""
 
-    slots: Int32  # [m]  distinct
+    slots: Int32  # [m] mask slots, distinct
     words: Int32  # [m, ceil(vocabulary / 32)]
 
 
 @dataclass(slots=True)
 class LateMasks:
-    """Input to the draw of a late step: masks words[places], as in Masks, and the rows
-    not drawn."""
+    """Input to the draw of a late step: m masks, the k rows that draw no token, and f forced
+    tokens. The mask of slot slots[i] is words[places[i]], as in Masks."""
 
-    slots: Int32  # [m]  distinct
-    places: Int32  # [m]
-    # [n, ceil(vocabulary / 32)] mask board; the used entries are not written until the draw was
-    # read
+    slots: Int32  # [m] mask slots, distinct
+    places: Int32  # [m] indices into `words`
+    # the words of the mask board, [board places, ceil(vocabulary / 32)]; the used entries do not
+    # change until the draw has been read
     words: Int32
-    sit_out: Int32  # [k]  rows that keep their state; their queries return NO_TOKEN
+    # [k] [k] rows without a mask: they keep their state, and their queries return NO_TOKEN
+    sit_out: Int32
     forced: Int64  # [f]  queries whose next token is forced, not drawn
     tokens: Int32  # [f]  the forced tokens
 
 
 @dataclass(slots=True)
 class Embeds:
-    """Embeddings used in place of the table's for some tokens of the chunks. The ids there are
-    pseudo-ids, equal only if the embeddings are: the prefix cache finds K and V by them."""
+    """Embeddings used instead of the embedding table's for k tokens of the chunks. These tokens
+    have pseudo-ids, which are equal only if the embeddings are equal, so that the prefix cache
+    works with them."""
 
     where: Int32  # [k]  indices into Chunks.tokens, distinct
-    # [k, hidden] input of the first layer, without the model's scaling of its embedding table
+    # [k, model width] input of the first layer, without the model's scaling of its embedding table
     rows: Float32
 
 
@@ -135,18 +140,19 @@ class Embeds:
 class Chunks:
     """Pieces of prompts prefilled in this step, concatenated in `tokens`."""
 
-    tokens: Int32  # [tokens]
+    tokens: Int32  # [tokens] ids
     start: Int32  # [chunks + 1]  offsets into tokens
     context: Int32  # [chunks]  tokens of that prompt already stored: the chunk's first position
     blocks: (
         Int32  # [chunks, width]  block tables that cover context + chunk, padded with SCRATCH_BLOCK
     )
-    # [chunks] -1: none; k: logprobs of the next prompt token, after each token of the chunk
+    # [chunks] number of most likely tokens with logprobs, for the prompt token after each token of
+    # the chunk; -1: no logprobs
     prompt_logprobs: Int32
     # [tokens] the prompt token after each (scored if prompt_logprobs >= 0), -1 elsewhere
     next_token: Int32
     slots: Int32 | None = (
-        None  # [chunks]  slots of the recurrent state that each updates; None: the dead row's
+        None  # [chunks] slot of the recurrent state that each chunk updates; None: the dead row's
     )
     tags: Int32 | None = None  # [chunks]  tags of the requests; None: all 0
     embeds: Embeds | None = None
@@ -159,11 +165,12 @@ class Chunks:
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft tokens for the step's rows, at most MAX_DRAFTS each; row i's are tokens[start[i] :
-    start[i + 1]]."""
+    """Draft tokens for the step's S rows, at most MAX_DRAFTS each; row i's are tokens[start[i] :
+    start[i + 1]]. A row has one query for its last token and one per draft, Q in all."""
 
-    start: Int32  # [S + 1]
-    # [start[S]] FROM_DEVICE where the device made the token; None: it made them all
+    start: Int32  # [S + 1] offsets into tokens
+    # [start[S]] token ids; FROM_DEVICE where the device made the token. None: the device made them
+    # all
     tokens: Int32 | None
 
     @property
@@ -202,11 +209,11 @@ class Drafts:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Rows of a prefix group are neighbours in `rows`; rows that stand alone come after
-    all groups."""
+    """One step of S rows with Q queries (one per row, or more with drafts) and G prefix groups.
+    Rows of a prefix group are neighbours in `rows`; rows without a group come after all groups."""
 
     number: int  # number of the step, counted from 0
-    rows: Int32  # [S]
+    rows: Int32  # [S] row numbers
     # [S] stored tokens of each row before this step; with drafts an upper bound, else exact
     lengths: Int32
     wants: int  # OR of the rows' WANTS_* bits
@@ -216,17 +223,19 @@ class StepPlan:
     group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
     group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
     moves: Moves
-    new_blocks: Int32  # [m, 3]  row, index in its table, block
+    new_blocks: Int32  # [entries, 3] new block table entries: row, index in its table, block
     joins: Joins | None
     chunks: Chunks | None
     drafts: Drafts | None = None  # None: one query per row
     masks: Masks | None = None
-    draws_late: bool = False  # rows have constraints: nothing is drawn until Runner.draw
+    # True if rows have constraints: no token is drawn until Runner.draw is called
+    draws_late: bool = False
     clears: bool = (
         False  # clear blocks when giving them out, since some row's logits were not finite
     )
     window_pages: Int32 | None = (
-        # [p, 1 + tables] new blocks and their pages for layers with windows, to be cleared first
+        # [blocks, 1 + window tables] new blocks, each with its pages for layers with sliding
+        # windows; all are cleared first
         None
     )
 
@@ -268,18 +277,19 @@ def plain_step(
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Logprobs of m tokens under the raw logits; `top_ids` is padded with -1."""
+    """Logprobs of m tokens under the raw logits, and of up to k most likely tokens each; `top_ids`
+    is padded with -1."""
 
     where: Int32  # [m]  index into StepPlan.query_rows (decode) or into Chunks.tokens (prompt)
-    chosen: Float32  # [m]
+    chosen: Float32  # [m] logprob of the token
     rank: Int32  # [m]  1 is the most likely
-    top_ids: Int32  # [m, k]
-    top: Float32  # [m, k]
+    top_ids: Int32  # [m, k] the most likely tokens
+    top: Float32  # [m, k] their logprobs
 
 
 @dataclass(slots=True)
 class StepTokens:
-    """Results of one step, in the order of its plan's queries."""
+    """Results of one step, in the order of its plan's Q queries."""
 
     # [Q] the token drawn after each query, or NO_TOKEN (row done before, or wrong draft), or
     # BAD_LOGITS
@@ -293,9 +303,9 @@ class Drafter(Protocol):
     saves a step."""
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
-        """Returns drafts for rows [S], at most most[i] each: guesses of the tokens at positions
+        """Returns drafts for S rows, at most most[i] each: guesses of the tokens at positions
         lengths[i] + 1 and on, or only their number if the device makes them (tokens None). lengths:
-        planned; with drafts in flight the row may be shorter."""
+        planned lengths; a row with drafts in flight may turn out shorter."""
 
 
 class Flight(Protocol):

@@ -1,7 +1,7 @@
-"""joins_of, chunks_of: columns of the rows that join a step and of the chunks it prefills, for the
-runner.
+"""Builds the joins and prompt chunks of a step. joins_of makes the arrays of rows that join,
+chunks_of those of prompt chunks to prefill.
 
-Knows admission's choices and the rows' tables; decides nothing.
+Knows the choices of admission.py and the rows' block tables; decides nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""StopTokenMasks: token ids that can end a stop string; drawing one sends the sample's tokens up at
-once.
+"""StopTokenMasks: token ids that can end a stop string. When a sample draws one, its tokens are
+sent to the client at once, which searches the text for the stop string.
 
-One bit table over the vocabulary per distinct set, shared by the requests that use it. Knows ids
-alone.
+There is one bit table over the vocabulary per distinct set of ids; requests with equal sets share
+it. Knows ids alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.schedule.step import Bool, Int32
 
 
 class StopTokenMasks:
-    """Tables by slot; a slot is freed when its last request has ended."""
+    """Bit tables of token ids, by slot; a slot is freed when its last request has ended."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -40,7 +40,7 @@ class StopTokenMasks:
             self._free.append(slot)
 
     def hits(self, slots: Int32, tokens: Int32) -> Bool:
-        """Returns True for tokens watched by their row's table."""
+        """Returns, per token, True if it is in the table of its row's slot."""
         return self._bits.reshape(-1).take(slots.astype(np.int64) * self.vocab_size + tokens)
 
     def _add(self, packed: bytes) -> int:

@@ -1,10 +1,11 @@
-"""FairQueue: waiting fork groups, first come, first served, and fair between tenants.
+"""FairQueue: queue of fork groups, fair between tenants. Within a tenant it is first come, first
+served.
 
 Each tenant has a queue of its own. Next is the first group of the tenant that has been given the
 fewest tokens; a tenant that comes back after a pause starts level with the others, so that idle
 tenants save up nothing (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). With one
-tenant it is a plain queue. A group that had started and had to give its place up goes before all
-others, by arrival: its tokens have been counted. Knows groups; no rows, no blocks.
+tenant it is a plain queue. A group that had started and was queued again goes before all others, in
+order of arrival; its tokens have been counted already. Knows groups; no rows, no blocks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ class FairQueue:
     """Waiting groups. Their order depends only on the groups pushed and the tokens charged."""
 
     def __init__(self) -> None:
-        self._back: list[ForkGroup] = []  # groups that had started before, by arrival
+        self._back: list[ForkGroup] = []  # groups that had started before, in order of arrival
         self._lines: dict[int, deque[ForkGroup]] = {}  # tenant -> its groups; no empty queues
-        self._given: dict[int, float] = {}  # tenant -> tokens given, from its starting level
-        self._level = 0.0  # level of the tenant that went last
+        # tenant -> tokens given to it, counted from its starting level
+        self._given: dict[int, float] = {}
+        # token count of the tenant served last: the starting level of tenants that come back
+        self._level = 0.0
         self._newest = -1
         self._next: int | None = None  # the next tenant, if known
 

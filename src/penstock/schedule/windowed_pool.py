@@ -1,14 +1,14 @@
-"""WindowedPool: KV cache blocks of a model with sliding-window layers, from one pool of equal
-pages.
+"""WindowedPool: KV cache blocks for models with sliding windows. All blocks come from one pool of
+equal pages.
 
     block   one page, by its own number, for the layers with full attention
     pages   window_tables more, for layers with windows; `pages[block]` lists them, 0: none
 
-A row that has moved on no longer needs a block's window pages: they become loose. When free pages
-run out, loose ones are taken before anything in the prefix tree is evicted. The device runs steps
-in order, so a page may be given out again while steps in flight still read it; it is cleared first
-(StepPlan.window_pages). A block with another holder keeps its pages until it is idle. Knows blocks,
-pages and rows' columns; no layers. docs/design/kv_by_layer.md gives the reasons.
+When a row's window has passed a block, the row no longer needs the block's window pages. They
+become loose once no other row needs them. When free pages run out, loose ones are taken before
+anything in the prefix tree is evicted. The device runs steps in order, so a page may be given out
+again while steps in flight still read it; it is cleared first (StepPlan.window_pages). Knows
+blocks, pages and rows' columns; no layers. docs/design/kv_by_layer.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class WindowedPool(BlockPool):
         self.window, self.tables, self.per_block = window, tables, 1 + tables
         self.near = max(1, -(-(window - 1) // BLOCK_SIZE))
         self.pages: Int32 = np.full((num_blocks, tables), 0, np.int32)
-        # held blocks whose window pages no holder needs
+        # True for held blocks whose window pages no row needs
         self._is_loose: Bool = np.full(num_blocks, False, np.bool_)
-        self._loose = 0  # window pages of loose blocks
+        self._loose = 0  # number of window pages of loose blocks
         self._fresh: list[Int32] = []
 
     @property
@@ -103,8 +103,8 @@ class WindowedPool(BlockPool):
         return [*super().copies(source, target), pages]
 
     def share_beginning(self, blocks: Int32) -> None:
-        """Adds one reference to each block; pages of the last ones are needed again, pages of the
-        others are not."""
+        """Adds one reference to each block. The window reaches only the last blocks, whose window
+        pages are needed again."""
         self.share(blocks)
         near = blocks[-self.near :]
         loose = near[self._is_loose[near]]
@@ -113,22 +113,25 @@ class WindowedPool(BlockPool):
         self.loosen(blocks[: -self.near])
 
     def loosen(self, blocks: Int32) -> None:
-        """Marks window pages of `blocks` (repeats allowed) as no longer needed by the caller."""
+        """Marks the window pages of `blocks` (repeats allowed) as loose, if no other row holds the
+        blocks."""
         alone = (self.refs[blocks] == 1) & (self.pages[blocks, 0] > 0) & ~self._is_loose[blocks]
         loose = self._distinct(blocks[alone])
         self._is_loose[loose] = True
         self._loose += loose.size * self.tables
 
     def pass_prompt(self, blocks: Int32, passed: int, position: int) -> int:
-        """Loosens the blocks of a prompt whose next chunk begins at `position`; returns how many
-        blocks are passed so far."""
+        """Marks window pages as loose in the blocks that the window of a prompt has passed; its
+        next chunk begins at `position`. passed: number of blocks passed before; returns the new
+        number."""
         reached = max(passed, self.past(position))
         self.loosen(blocks[passed:reached])
         return reached
 
     def pass_rows(self, rows: Int32, columns: Rows) -> None:
-        """Loosens blocks that running rows [k] have passed. Blocks shared by tails stay as long as
-        a later tail may need them; a request's only sample also passes its prompt's blocks."""
+        """Marks window pages as loose in blocks that the windows of running rows [k] have passed.
+        Blocks that a fork group's samples share stay as long as a later sample may need them; a
+        request's only sample also passes its prompt's blocks."""
         at = columns.planned_length[rows] - columns.drafted[rows]
         reached = np.maximum((at - self.window + 1) // BLOCK_SIZE, columns.passed[rows]).astype(
             np.int32
@@ -141,8 +144,8 @@ class WindowedPool(BlockPool):
         columns.passed[rows] = reached
 
     def pages_of(self, rows: Int64, columns: Rows) -> tuple[Int32, Int32]:
-        """Returns, for rows [k], the number of pages they alone hold, and the number of blocks by
-        which their windows will still grow."""
+        """Returns, for rows [k], the number of pages that each holds alone, and the number of
+        further blocks until its window is full."""
         blocks, shared, passed = columns.blocks[rows], columns.shared[rows], columns.passed[rows]
         near = blocks - np.maximum(shared, passed)
         window = np.where(columns.single[rows], blocks - passed, near)

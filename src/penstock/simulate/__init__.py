@@ -1,2 +1,2 @@
-"""Runs the real scheduler and router over a modelled device, in virtual time.
-docs/scale.md is the user's guide."""
+"""Simulates engines in virtual time. The real scheduler and router run over a modelled device
+(docs/scale.md)."""

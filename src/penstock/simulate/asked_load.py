@@ -1,6 +1,6 @@
-"""AskedLoad: the requests of a simulation, as columns: arrival times, prompt lengths and samples'
-lengths. Prompts are random ids seeded by the request's number, so that prompts share only what the
-load says.
+"""AskedLoad: the requests of a simulation. Its columns are arrival times, prompt lengths and
+samples' lengths. Prompts are random ids seeded by the request's number, so that prompts share no
+prefix beyond `shared`.
 
 Knows numbers; no files, no engine.
 """
@@ -22,17 +22,19 @@ Float64 = NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class AskedLoad:
-    """Requests in the order of their arrival."""
+    """Requests in the order of their arrival. The samples of all requests are concatenated in
+    `output`."""
 
     arrival: Float64  # [requests] seconds since the first arrival
-    prompt: Int32  # [requests] tokens
-    start: Int64  # [requests + 1] offsets of each request's samples (CSR)
-    output: Int32  # [samples] tokens
-    # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    prompt: Int32  # [requests] prompt length in tokens
+    start: Int64  # [requests + 1] request i's samples are output[start[i] : start[i + 1]]
+    output: Int32  # [samples] answer length in tokens
+    # [requests] max_tokens; 0: samples ignore end-of-sequence and end at their length in `output`
     limit: Int32
     shared: Int32  # [requests] leading tokens shared by all prompts of the same header
-    header: Int32  # [requests] the group of prompts that share their leading tokens
-    at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
+    header: Int32  # [requests] number of the group of prompts that share their leading tokens
+    # True for a job: replicas get requests whenever they have room; `arrival` is ignored
+    at_once: bool = False
 
     def __len__(self) -> int:
         return int(self.arrival.size)
@@ -50,7 +52,7 @@ class AskedLoad:
         return bool(self.shared.any())
 
     def longest(self) -> int:
-        """Returns the tokens of the longest prompt with its longest sample."""
+        """Returns the most tokens of a prompt with one of its samples."""
         return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
 
     def reach(self) -> int:
@@ -60,8 +62,8 @@ class AskedLoad:
         return int((self.prompt + np.where(self.limit > 0, self.limit, made)).max())
 
     def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
-        """Returns request `number` as an engine takes it. name: its id there. Its seed is its
-        number, by which the modelled device recognises the row's request."""
+        """Returns request `number` as an engine takes it. name: its request id there. Its seed is
+        `number`, by which the modelled device finds a row's request."""
         limit, n = int(self.limit[number]), int(self.samples[number])
         outputs = self.output[self.start[number] : self.start[number + 1]]
         sampling = SamplingParams(

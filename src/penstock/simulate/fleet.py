@@ -1,11 +1,12 @@
-"""Fleet: replicas and the real router between them, in one virtual time.
+"""Fleet: simulated replicas behind the real router. They share one virtual clock.
 
     arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica ->
     FleetOutcome
 
-A job's requests have no arrivals: replicas get requests whenever they have room (Router.room), as
-in `penstock run`. Replicas send stats to the router as often as an engine does. Requests that
-arrive while no replica is up are held. Knows loads and replicas; no goals.
+A load is the list of simulated requests (AskedLoad). A job's requests have no arrival times:
+replicas get requests whenever they have room (Router.room), as in `penstock run`. Replicas send
+stats to the router as often as an engine does. Requests that arrive while no replica is up are
+held. Knows loads and replicas; no goals.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from penstock.simulate.modelled_replica import ModelledReplica
 from penstock.simulate.scaling import Scaler, Scaling
 from penstock.simulate.step_costs import StepCosts
 
-FEW_TURNS = 4  # turns of a replica before the next one: its data is in the CPU's caches then
+# turns that one replica runs before the next replica does; its data is then in the CPU's caches
+FEW_TURNS = 4
 STATS_EVERY = 0.1  # seconds, the same as in engine/process.py
-# a job's samples at a replica, over its rows; the same as LLM.stream gives an engine
+# samples of a job that a replica gets in advance, as a multiple of its rows; LLM.stream uses the
+# same
 AHEAD = 2
 
 
@@ -37,7 +40,7 @@ class FleetOutcome:
     load: AskedLoad
     first: Float64  # [requests] time at which the first sample's first token was read
     end: Float64  # [requests] time at which the last sample ended
-    seconds: float  # first arrival to last end
+    seconds: float  # seconds from the first arrival to the last end
     output_tokens: int
     busy: list[float]  # seconds that each replica's device had work
     up: float  # total seconds of replicas being up or starting
@@ -66,7 +69,7 @@ class Fleet:
             replace(limits, prefix_caching=limits.prefix_caching and load.shares),
         )
         self.limits = limits
-        # Tables no longer than the load's longest row stay in the CPU's caches.
+        # Block tables as short as the load's longest row stay in the CPU's caches.
         short = replace(limits, max_model_len=min(limits.max_model_len, load.reach()))
         self.replicas = [
             ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts)
@@ -80,11 +83,11 @@ class Fleet:
         for number in range(count if scaling is None else 0):
             self.router.came_up(number, self._blocks)
         self._told = [0.0] * count
-        self._open = [0] * count  # samples that each replica has
+        self._open = [0] * count  # number of open samples of each replica
         self._next = 0  # the next request to arrive
         self._held: deque[int] = deque()  # requests that arrived while no replica was up
         self._left: list[int] = load.samples.tolist()
-        # one dict a replica: request -> its number there
+        # per replica: request number in the load -> its number at the replica
         self._parts: list[dict[int, int]] = [{} for _ in range(count)]
         # (time, ended samples, tokens) of each step that was read
         self._done: list[tuple[float, int, int]] = []
@@ -132,8 +135,8 @@ class Fleet:
     # --- requests ---------------------------------------------------------------------------------
 
     def _coming(self) -> float:
-        """Returns the time of the next request; infinity if there is none, or if a job's next
-        request waits for room."""
+        """Returns the arrival time of the next request; infinity if there is none, or if a job's
+        next request waits until a replica has room."""
         if self._next == len(self.load):
             return np.inf
         if not self.load.at_once:
@@ -166,7 +169,8 @@ class Fleet:
     def _shares(
         self, number: int, samples: int, among: Sequence[int], whole: bool
     ) -> list[tuple[Share, range]]:
-        """Returns a request's shares, each with the range of its samples."""
+        """Divides a request among the replicas `among`; returns each share with the range of its
+        sample indices."""
         if len(self.replicas) == 1:
             return [(Share(0, samples, 0.0, 0), range(samples))]
         load, room = self.load, self.limits.max_model_len - int(self.load.prompt[number])
@@ -184,8 +188,8 @@ class Fleet:
         ]
 
     def _whole(self) -> bool:
-        """Returns True if a request's samples stay together: in a job, until its last requests (the
-        same as in llm/replicas.py)."""
+        """Returns True if all samples of the next request must go to one replica. In a job this
+        holds for all but the last requests, as in llm/replicas.py."""
         return self.load.at_once and len(self.load) - self._next >= len(self.replicas)
 
     def _wanting(self) -> list[int]:
@@ -196,7 +200,8 @@ class Fleet:
         return [number for number, mine in enumerate(self._open) if mine < room]
 
     def _turns(self, number: int, coming: float) -> int:
-        """Runs a few turns of a replica, until the next arrival at most; returns their number."""
+        """Runs a few turns of replica `number` (a turn is one pass of its engine's loop), at most
+        until the next arrival; returns their number."""
         replica, turns = self.replicas[number], 0
         while turns < FEW_TURNS and replica.has_work and replica.now < coming:
             self._turn(number, coming)
@@ -230,8 +235,8 @@ class Fleet:
     # --- replicas that come and go ----------------------------------------------------------------
 
     def _look(self, working: bool) -> float:
-        """Returns the time of the next check of the number of replicas; infinity when everything is
-        done."""
+        """Adjusts the number of replicas; returns the time of the next adjustment, infinity when
+        everything is done."""
         if self._scaler is None or not (working or self._held or self._next < len(self.load)):
             return np.inf
         return self._scaler.next_look
@@ -253,7 +258,7 @@ class Fleet:
 
     @property
     def counts(self) -> list[tuple[float, int]]:
-        """Returns (time, replicas up or starting), an entry a change."""
+        """Returns (time, replicas up or starting) for each change of the number."""
         return [] if self._scaler is None else self._scaler.counts
 
     def _outcome(self, now: float) -> FleetOutcome:

@@ -1,4 +1,5 @@
-"""Goals such as `ttft_p95=1.0`, and the figures of an outcome that they are compared with.
+"""Latency goals, such as `ttft_p95=1.0`. Also the figures of a simulation that they are compared
+with.
 
     ttft_pN, tpot_pN, e2e_pN   seconds, for N % of the requests: to the first token, for each
                                further token, to the end
@@ -20,7 +21,8 @@ from penstock.errors import UsageError
 from penstock.simulate.asked_load import Float64
 from penstock.simulate.fleet import FleetOutcome
 
-# first share of the arrival time that is not counted, because the fleet starts empty
+# requests that arrive in this first share of the arrival time are not counted, because the fleet
+# starts empty
 WARM = 0.1
 _GOAL = re.compile(r"^(ttft|tpot|e2e)_p(\d{1,2}(?:\.\d+)?)$")
 SHOWN = (50.0, 95.0)  # percentiles that are shown
@@ -28,20 +30,20 @@ SHOWN = (50.0, 95.0)  # percentiles that are shown
 
 @dataclass(frozen=True, slots=True)
 class FleetGoal:
-    """An upper bound, in seconds, of a percentile of a time. percent 0:
-    the whole time (`hours`)."""
+    """A goal: an upper bound of a latency's percentile in seconds. percent 0: a bound of the whole
+    time of a job (`hours`)."""
 
     name: str
     measure: str
     percent: float
-    most: float  # seconds
+    most: float  # the bound, in seconds
 
     def missed(self, figures: FleetFigures) -> bool:
         return not self.reached(figures) <= self.most
 
     def lost(self, first: Float64, end: Float64, arrival: Float64, now: float) -> bool:
-        """Returns True if more requests are late already than the goal allows, whatever comes.
-        Unknown before the end for times a token."""
+        """Returns True if the goal is missed already at time `now`, because too many requests are
+        late. Always False for time per token, which is known only at a request's end."""
         if self.measure not in ("ttft", "e2e"):
             return False
         then = first if self.measure == "ttft" else end
@@ -125,7 +127,8 @@ class FleetFigures:
 
 
 def figures_of(outcome: FleetOutcome, gpus: int, *, warm: bool) -> FleetFigures:
-    """Returns an outcome's figures. gpus: GPUs of a replica. warm: leave the first requests out."""
+    """Returns the figures of a simulation's outcome. gpus: GPUs of a replica. warm: True: leave out
+    the requests of the first WARM of the time."""
     load = outcome.load
     begin, stop = float(load.arrival[0]), float(load.arrival[-1])
     counted = (

@@ -1,5 +1,6 @@
-"""LoadSource: makes requests: of a shape or a trace's rows; at a rate, by a curve of the day, at
-the trace's own times, or all at once as a job.
+"""LoadSource: makes the requests of a simulation. Their lengths come from a workload shape or a
+trace. They arrive at a rate, by a curve of the day, at the trace's own times, or all at once as a
+job.
 
 All random numbers come from the seed. Knows options and traces; no engine.
 """
@@ -20,16 +21,16 @@ from penstock.schedule.step import Int32, Int64
 from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.read_trace import TraceRow, read_trace
 
-MOST_REQUESTS = 2_000_000  # largest load that is simulated whole
+MOST_REQUESTS = 2_000_000  # most requests of a load that is simulated whole
 _SHAPE = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """The user's description of the load. lengths: answers' lengths for a shape: `exact`, or
+    """The user's description of the requests. lengths: answers' lengths for a shape: `exact`, or
     `geometric` with the shape's mean, as if each token ended the answer with equal probability.
-    curve: heights of equal parts of `seconds`, times the rate. requests: requests of a job; None:
-    requests arrive.
+    curve: `seconds` is divided into equal parts; the request rate in part i is curve[i] times the
+    rate. requests: requests of a job; None: requests arrive.
     """
 
     shape: str | None = None
@@ -109,8 +110,8 @@ class LoadSource:
         return self._load(apart * np.arange(count))
 
     def arriving(self, share: float = 1.0) -> AskedLoad:
-        """Returns arriving requests. share: a random share of them, as some of many equal replicas
-        get."""
+        """Returns the requests that arrive. share: only a random share of them, as a part of the
+        fleet's replicas gets."""
         options = self.options
         draw = np.random.default_rng([options.seed, 1])
         if options.rate is None:
@@ -163,8 +164,8 @@ class LoadSource:
     def _of_rows(
         self, arrival: NDArray[Any], at_once: bool, places: NDArray[Any] | None
     ) -> AskedLoad:
-        """Returns a load of the trace's rows: those at `places`, else all in order, repeated if too
-        few."""
+        """Returns a load of the trace's rows: the rows with the indices `places`, else all in
+        order, repeated if too few."""
         assert self._rows is not None
         each = np.arange(arrival.size) % len(self._rows) if places is None else places
         rows = [self._rows[place] for place in each.tolist()]

@@ -1,5 +1,5 @@
-"""measure_steps: opens a model on this machine, times its steps, and writes the table for
-simulations. Knows how to open an engine; no load.
+"""measure_steps: times a model's steps on this machine. Writes the table of seconds that
+simulations use. Knows how to open an engine; no load.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def measure_steps(
     price: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredSteps:
-    """Measures and returns the table, and writes it to `out`. clock: in seconds. Raises as opening
-    a model does, and when `out` exists or cannot be written."""
+    """Measures and returns the table, and writes it to `out`. clock: returns seconds. Raises as
+    opening a model does, and when `out` exists or cannot be written."""
     config.check()
     if out.exists():
         raise UsageError(

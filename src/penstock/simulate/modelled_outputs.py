@@ -1,6 +1,6 @@
-"""ModelledOutputs: reads the tokens that a modelled device draws. The device says which rows end,
-and tokens have no meaning, so none is stored or sent up; that saves most of the cost of reading a
-step. Lengths and ends are the same as the engine's own OutputProcessor gives
+"""ModelledOutputs: reads a modelled device's tokens. The modelled device says which rows end, and
+its tokens have no meaning, so none is stored or sent to a client; that saves most of the time of
+reading a step. Lengths and ends are the same as the engine's own OutputProcessor gives
 (tests/simulate/test_modelled_replica.py).
 """
 
@@ -12,16 +12,16 @@ from penstock.schedule.deltas import NO_STOP_ID, STOP, Deltas, empty_deltas
 from penstock.schedule.output_processor import OutputProcessor, Read
 from penstock.schedule.step import NO_TOKEN, Int32, StepPlan, StepTokens
 
-# ids: an answer's last token, its other tokens; prompts use ids from FIRST on
+# token ids: END ends an answer, WORD is each of its other tokens, prompts use ids from FIRST on
 END, WORD, FIRST, VOCABULARY = (0, 1, 2, 65_536)
 _NO_ROWS, _NO_PLACES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
 class ModelledOutputs(OutputProcessor):
-    """Reads flights of a device that draws WORD until an answer ends, then END, then nothing."""
+    """Reads steps of a device that draws WORD for each token of an answer, then END."""
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
-        """Reads one flight. A row's read length is stored only at its end, because nobody needs it
+        """Reads one step. A row's read length is stored only at its end, because no code needs it
         before."""
         rows, over = plan.rows, result.tokens == END
         ended, taken = rows[over], int(np.count_nonzero(result.tokens != NO_TOKEN))
@@ -32,8 +32,8 @@ class ModelledOutputs(OutputProcessor):
         )
 
     def tokens_of(self, row: int) -> Int32:
-        """Returns the tokens that a row has generated, once all its flights are read. They differ
-        from those of the prompt's other samples."""
+        """Returns the tokens that a row has generated, once all its steps are read; no two samples
+        of a prompt have equal ones."""
         made = int(self.rows.planned_length[row] + 1 - self.rows.prompt[row])
         mark = int(self.rows.request[row]) * 7919 + int(self.rows.sample[row])
         return np.full(made, FIRST + mark % (VOCABULARY - FIRST), np.int32)

@@ -1,11 +1,11 @@
-"""ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take
-times from a table.
+"""ModelledReplica: one engine in virtual time. It has the real scheduler, and a modelled device
+whose steps take times from a table.
 
     turn():  plan -> launch, which takes effect when the device is free -> read the oldest flight,
              if enough are ahead -> commit
 
-The turn and the pace reported to the router are the engine's own (engine/engine.py). Knows a load's
-lengths; no other replica.
+A turn is one pass of the engine's loop; it works as in engine/engine.py, and so does the pace that
+is reported to the router. Knows a load's lengths; no other replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.modelled_outputs import WORD, ModelledOutputs
 from penstock.simulate.step_costs import StepCosts
 
-MOST_AT_ONCE = 4096  # steps of a leap
+MOST_AT_ONCE = 4096  # most steps that are planned at once (schedule/leap.py)
 
 
 @dataclass(slots=True)
@@ -34,17 +34,18 @@ class ReadNews:
     """The result of a turn: the requests, by the load's numbers, whose samples drew their first
     token, and those with ended samples."""
 
-    first: Int64  # requests
-    ended: list[int]  # requests, one entry a sample
+    first: Int64  # request numbers
+    ended: list[int]  # request numbers, one entry per sample that ended
     tokens: int
 
 
 class ModelledDevice:
-    """Draws meaningless tokens; a row's answer ends at its length in the load."""
+    """A device that computes nothing: it draws meaningless tokens, and a row's answer ends at its
+    length in the load."""
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        # each row's stored tokens at the step that draws its last token
+        # tokens that each row has stored when a step draws its last token
         self._last: Int32 = np.zeros(rows, np.int32)
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
@@ -65,15 +66,15 @@ class ModelledDevice:
         return int((self._last.take(plan.rows) - plan.lengths).min())
 
     def tokens(self, plan: StepPlan) -> StepTokens:
-        """Returns the tokens that a step draws for known rows: WORD, END and NO_TOKEN are 1, 0 and
-        -1."""
+        """Returns the tokens that a step draws for the device's rows. WORD, END and NO_TOKEN are 1,
+        0 and -1."""
         return StepTokens(np.sign(self._last.take(plan.rows) - plan.lengths))
 
 
 class ModelledReplica:
-    """An engine in virtual time. now: the time, in seconds, at which its host is free for the next
-    turn. shortcuts: take steps in which no row joins or ends all at once, and store no tokens; the
-    result is the same, sooner.
+    """An engine in virtual time. now: the time in seconds at which its host is free for the next
+    turn. shortcuts: True: plan several steps at once while no row joins or ends, and store no
+    tokens; the results are the same, but the simulation is faster.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class ModelledReplica:
         return name
 
     def turn(self, until: float = float("inf")) -> ReadNews | None:
-        """Runs one turn of the engine's loop and returns what it read. until: the next arrival; a
-        leap launches nothing after it."""
+        """Runs one turn of the engine's loop and returns what it read. until: time of the next
+        arrival, after which no step may be launched."""
         if self._leaper is not None and len(self.flights) == self._ahead and self._leap(until):
             return None
         plan = self.scheduler.plan()
@@ -151,8 +152,8 @@ class ModelledReplica:
         return len(self._numbers)
 
     def _launched(self, seconds: float, waits: float = 0.0) -> None:
-        """Advances the clocks by a launched step. waits: the part of the seconds in which the host
-        prepares the step and the device has no work."""
+        """Advances the host's and the device's clock by a launched step of `seconds`. waits: the
+        part of them in which an idle device waits for the host to prepare the step."""
         self._pace.launched(self.now)
         self._free = max(self.now, self._free) + seconds - waits
         if waits:
@@ -167,8 +168,8 @@ class ModelledReplica:
         )
 
     def _leap(self, until: float) -> bool:
-        """Takes several equal steps at once, as long as their turns begin before `until`. Returns
-        False if there are none."""
+        """Plans several equal steps at once, as long as their turns begin before `until`. Returns
+        False if that is not possible."""
         assert self._leaper is not None
         last, _, _, ended = self.flights[-1]
         most = min(self._leaper.steps(last), MOST_AT_ONCE)

@@ -1,9 +1,9 @@
-"""Planner: simulates a fleet of one engine that serves a source of requests, and finds the fewest
-replicas that keep the goals.
+"""Planner: finds how many replicas meet latency goals. It simulates fleets of identical engines
+that serve a source of requests, and returns the smallest fleet that meets the goals.
 
-Of many identical replicas only a few are simulated (`simulated`), with their share of the requests;
-of a long job only its beginning and its end, with one rate in between. Knows engines, sources and
-goals; prints nothing.
+Of many identical replicas only a few are simulated (`simulated`), with their share of the requests.
+Of a long job only the beginning and the end are simulated; between them a constant rate is assumed.
+Knows engines, sources and goals; prints nothing.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from penstock.simulate.load_source import LoadSource
 from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
-FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated when there are many
-# samples of a job over a replica's rows: simulated at most; in its beginning and its end
+# replicas that are simulated of many: for a job, and for arriving requests
+FEW_OF_JOB, FEW_OF_SERVICE = 2, 4
+# samples of a job, in multiples of a replica's rows: at most TURNS_OF_ROWS are simulated; the
+# first and the last EDGE_OF_ROWS count as the job's beginning and end
 TURNS_OF_ROWS, EDGE_OF_ROWS = (8, 2)
 ALONE, APART = 24, 1e5  # requests sent one by one, and the seconds between them
-# seconds, or multiples of the longest goal, after the last arrival until open requests are given up
+# after the last arrival the simulation ends within PATIENCE seconds, or PATIENT times the longest
+# goal if that is more
 PATIENCE = 60.0
 PATIENT = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
 class FleetAnswer:
-    """One row of the table. simulated: number of replicas simulated. missed: missed goals, with the
-    reached values in seconds."""
+    """The answer for one fleet: one row of the printed table. simulated: number of replicas
+    simulated. missed: missed goals, with the measured values in seconds."""
 
     engine: SimulatedEngine
     told: str  # the load in words
     replicas: int
     simulated: int
     figures: FleetFigures
-    goals: Sequence[FleetGoal] = ()  # the given goals
+    goals: Sequence[FleetGoal] = ()  # the latency goals
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
     # (time, replicas up), where the number changes
     counts: list[tuple[float, int]] = field(default_factory=list)
@@ -52,8 +55,9 @@ class FleetAnswer:
 
 
 class Planner:
-    """Simulations of one engine with one source. few: most replicas to simulate; None: as many as
-    needed. watch: called with the number of simulated replicas and the virtual time."""
+    """Simulations of fleets of one engine that serve one source of requests. few: most replicas to
+    simulate; None: as many as needed. watch: called with the number of simulated replicas and the
+    virtual time."""
 
     def __init__(
         self,
@@ -69,8 +73,8 @@ class Planner:
         self._jobs: dict[tuple[int, int], tuple[FleetFigures, float]] = {}
 
     def answer(self, replicas: int, *, hurry: bool = False) -> FleetAnswer:
-        """Simulates this number of replicas. hurry: stop once a goal is lost; requests open then
-        never end."""
+        """Simulates this number of replicas. hurry: True: stop as soon as a goal is certainly
+        missed; requests still open count as never ended."""
         simulated = min(replicas, self._few)
         figures = (
             self._job(replicas, simulated)
@@ -88,7 +92,7 @@ class Planner:
         )
 
     def scaled(self, scaling: Scaling) -> FleetAnswer:
-        """Simulates replicas whose number follows the work."""
+        """Simulates replicas whose number an autoscaler sets."""
         load = self.source.arriving()
         fleet = self._fleet(load, scaling.most, scaling)
         figures = self._figures(
@@ -151,8 +155,8 @@ class Planner:
         )
 
     def _job(self, replicas: int, simulated: int) -> FleetFigures:
-        """Simulates a job whole, or its beginning and end, with the middle at the rate that they
-        have while all rows are full."""
+        """Simulates a job whole, or only its beginning and its end. The middle is then assumed to
+        run at the rate measured while all rows are full."""
         total, engine = self.source.options.requests or 1, self.engine
         share = math.ceil(total / replicas)  # samples of one replica
         each = float(np.mean(self.source.job(min(total, 1000)).samples))
@@ -176,8 +180,8 @@ class Planner:
         return _times(figures, replicas / simulated, total)
 
     def _some(self, replicas: int, requests: int) -> tuple[FleetFigures, float]:
-        """Returns the figures of a job of this many requests, and the tokens a second of its
-        middle."""
+        """Simulates a job of this many requests; returns its figures, and the tokens a second in
+        its middle."""
         if (replicas, requests) not in self._jobs:
             load = self.source.job(requests)
             fleet = self._fleet(load, replicas)
@@ -213,8 +217,8 @@ class Planner:
         return [(goal, goal.reached(figures)) for goal in self.goals if goal.missed(figures)]
 
     def _refuse_hopeless(self) -> None:
-        """Raises UsageError if a request alone on a replica misses a goal: more replicas would not
-        help."""
+        """Raises UsageError if even a request that is alone on a replica misses a goal: more
+        replicas would not help."""
         load = self.source.alone(1 if self.source.is_job else ALONE, APART)
         figures = figures_of(self._fleet(load, 1).run(), self.engine.gpus, warm=False)
         for goal, reached in self._missed(figures):
@@ -232,8 +236,8 @@ class Planner:
 
 
 def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
-    """Scales figures to `factor` times as many replicas, each with the same share. total: requests
-    of a job; the last share of each replica may be smaller."""
+    """Scales the figures of the simulated replicas to `factor` times as many replicas, each with
+    the same share of requests. total: number of requests of the whole job; None: no job."""
     # factor for requests and their tokens
     more = factor if total is None else total / figures.requests
     return replace(

@@ -1,4 +1,5 @@
-"""Reads traces: rows with arrival times and the lengths of prompts and answers, from
+"""Reads traces of requests. A row has a request's arrival time and the lengths of its prompt and
+answers. Files are
 
     FILE.jsonl           {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 90 or [90, 81,
                          ...]}; optional "max_tokens", and "shared_tokens", the prefix shared with
@@ -8,7 +9,7 @@
     OUT.jsonl[.journal]  output of `penstock run`: has answers' lengths; the user must give the
                          prompts' length
 
-Knows forms and lines; no engine.
+Knows file formats; no engine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.server.openai.batch_line import BadRows
 
-LONGEST = 10_000_000  # tokens: a larger number is no length
+LONGEST = 10_000_000  # tokens; a larger number in a file counts as broken
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _KNOWN = {
     "arrival",
@@ -40,7 +41,8 @@ _KNOWN = {
 
 @dataclass(slots=True)
 class TraceRow:
-    """One request. arrival: seconds; None: not in the file. limit: max_tokens; 0: none."""
+    """One request of a trace. arrival: seconds; None: the file has none. limit: max_tokens; 0:
+    none."""
 
     arrival: float | None
     prompt: int
@@ -60,7 +62,7 @@ def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
             if (found := _row(row, prompt_tokens)) is not None:
                 rows.append(found)
         except UsageError:
-            raise  # an error of the file, not of a row
+            raise  # the error is about the whole file, not one row
         except (ValueError, TypeError, KeyError) as error:
             bad.add(number, f"{path.name} line {number}: {_why(error)}")
     bad.refuse()

@@ -1,5 +1,5 @@
-"""`penstock simulate`: runs tables, a source of requests and goals through simulations and prints
-the answers. Joins the room's parts.
+"""`penstock simulate`: runs simulations and prints the answers. Takes tables of step seconds, a
+source of requests, and latency goals. Joins the room's parts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SimulationOptions:
 def run_simulation(
     engines: Sequence[SimulatedEngine], load: LoadOptions, options: SimulationOptions
 ) -> list[FleetAnswer]:
-    """Simulates each engine with the load and prints and returns the answers; for a multiple of a
-    load, the load itself is simulated too. Raises UsageError for options that contradict each
-    other, for a load outside a table, and for goals that nothing keeps.
+    """Simulates each engine with the load; prints and returns the answers. If the user asks for a
+    multiple of a load, the load itself is simulated too. Raises UsageError for options that
+    contradict each other, for a load outside a table, and for goals that nothing keeps.
     """
     models = {engine.steps.model for engine in engines}
     if len(models) > 1:

@@ -1,12 +1,12 @@
-"""Scaling: sets the number of replicas by the work there is, as an autoscaler on seconds of drain
-does (deploy/).
+"""Scaling: a simulated autoscaler. It sets the number of replicas by the seconds that they need to
+finish all known work (drain), as the autoscaler in deploy/ does.
 
     wanted = seconds of drain of all replicas / allowed seconds a replica, rounded up; at least 1
              while any request is open
 
 Missing replicas are started at once and are up a cold start later. Replicas are removed only once
-fewer were wanted for `idle` seconds; a removed replica gets nothing new and ends when its work is
-done. Knows numbers; no replica.
+fewer were wanted for `idle` seconds; a removed replica gets no new requests and ends when it has
+none left. Knows numbers; no replica.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Settings. least, most: numbers of replicas. drain: seconds of work a replica before another
-    is started. cold_start: seconds until a started replica takes requests. idle: seconds for which
-    fewer must have been wanted.
+    """Settings of the autoscaler. least, most: limits on the number of replicas. drain: seconds of
+    known work per replica above which another is started. cold_start: seconds until a started
+    replica takes requests. idle: a replica is removed once fewer were wanted for so many seconds.
     """
 
     least: int
@@ -29,12 +29,12 @@ class Scaling:
     drain: float = 10.0
     cold_start: float = 60.0
     idle: float = 300.0
-    every: float = 1.0  # seconds between looks
+    every: float = 1.0  # seconds between two adjustments
 
 
 @dataclass(slots=True)
 class FleetChange:
-    """Replicas whose state the latest check changed."""
+    """Replicas whose state the latest adjustment changed."""
 
     came_up: list[int] = field(default_factory=list)
     went_down: list[int] = field(default_factory=list)
@@ -52,13 +52,14 @@ class Scaler:
         self._starting: list[tuple[float, int]] = []  # (time at which it will be up, replica)
         self._leaving: list[int] = []
         self._since: dict[int, float] = {}  # start time of each replica that is not off
-        self._seconds = 0.0  # total seconds of replicas that are off again
-        # (time, wanted) of the last `idle` seconds
+        self._seconds = 0.0  # seconds for which replicas were up that are off again, summed
+        # (time, wanted number of replicas) of the last `idle` seconds
         self._wanted: deque[tuple[float, int]] = deque()
 
     def look(self, now: float, drain: float, opened: bool, free: Sequence[int]) -> FleetChange:
-        """Adjusts the replicas to the wanted number. drain: seconds, of all replicas that are up.
-        opened: whether any request is open. free: replicas without requests."""
+        """Starts or removes replicas to reach the wanted number; returns the changes. drain:
+        seconds of known work, summed over the replicas that are up. opened: True if any request is
+        open. free: replicas without requests."""
         how, change = self._scaling, FleetChange()
         self.next_look = now + how.every
         change.came_up = [number for when, number in self._starting if when <= now]

@@ -1,6 +1,6 @@
-"""SimulatedEngine: a table of measured steps and the user's knobs, as a fleet needs them: the
-scheduler's limits, the steps' costs, a replica's GPUs and price. Knows tables and knobs; of a load
-only its longest request.
+"""SimulatedEngine: the description of a simulated engine. A table of measured steps and the user's
+options give the scheduler's limits, the steps' seconds, and a replica's GPUs and price. Knows
+tables and options; of a load only its longest request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.modelled_outputs import END, VOCABULARY
 from penstock.simulate.step_costs import StepCosts
 
-# Knobs of a scheduler -> the field of the table's engine that bounds them.
+# Options of a scheduler -> the field of TimedEngine that is their upper bound.
 _BOUNDED = {
     "max_num_seqs": "max_rows",
     "max_num_batched_tokens": "max_batched_tokens",
@@ -34,7 +34,7 @@ SCHEDULED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEngine:
-    """One way to serve a model."""
+    """An engine to simulate: its limits, step costs, GPUs and price."""
 
     name: str
     steps: MeasuredSteps
@@ -57,9 +57,9 @@ class SimulatedEngine:
 
 
 def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) -> SimulatedEngine:
-    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: the
-    model that it must be of. Raises CheckpointError if there is no table, UsageError for knobs
-    outside the table."""
+    """Returns the engine described by a built engine's folder or by a file with a table. knobs:
+    options of Config. model: name of the model that it must have; None: any. Raises CheckpointError
+    if there is no table, UsageError for knobs outside the table."""
     steps = read_steps(path)
     if model is not None and steps.model != model:
         raise UsageError(
@@ -87,7 +87,7 @@ def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) 
 
 
 def _way_to_more(path: Path) -> str:
-    """Returns a text that says how to measure a table of more steps."""
+    """Returns a hint for the user: how to measure a table of larger steps."""
     if path.is_dir():
         return f"time more (penstock build --retune {path} --tune-minutes N, with more minutes)"
     return "measure a table with more (penstock simulate --measure)"

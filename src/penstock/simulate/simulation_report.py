@@ -1,5 +1,5 @@
-"""The report of a simulation, for people and programs: a table, JSON, a picture. Knows answers;
-simulates nothing.
+"""The report of a simulation. It is a table for people, JSON for programs, and a picture. Knows
+answers; simulates nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ COLOURS = ("#0b6e99", "#c1582a", "#3c7d3c", "#7a4fa0")
 
 
 def cost_of(answer: FleetAnswer, price: float | None) -> dict[str, float]:
-    """Returns costs in dollars: of everything, of an average hour, and of a million output tokens;
-    empty without a price. price: of a GPU an hour; None: the table's price, if it has one."""
+    """Returns costs in dollars: of the whole simulated time, of an average hour, and of a million
+    output tokens; empty if there is no price. price: dollars an hour of one GPU; None: the price in
+    the table of step seconds, if it has one."""
     figures, each = answer.figures, answer.engine.steps.price if price is None else price
     if each is None:
         return {}

@@ -1,4 +1,4 @@
-"""StepCosts: estimates the seconds of a step from a table of timed steps.
+"""StepCosts: estimates a step's seconds from timed steps.
 
 A step's seconds are a sum. Each part comes from timed steps that differ in that part alone, with
 linear interpolation:
@@ -10,7 +10,8 @@ linear interpolation:
     groups     added by a prefix that rows read together: by rows, and by pairs of a row and a
                token, in steps of few rows and of many
 
-A step that is launched while the device is busy takes it less time: `waits` gives the difference.
+A step that is launched while the device is busy takes less of the device's time than one launched
+on an idle device, which waits for the host: `waits` gives the difference.
 
 Lines are extended past the last timed step up to twice its tokens, since K and V are read at one
 rate; numbers of rows are not extended. A step outside is refused with a message. Knows a table and
@@ -31,7 +32,7 @@ from penstock.artifact.manifest import USUAL_PROMPT, StepSeconds
 from penstock.errors import UsageError
 from penstock.schedule.step import Chunks, Int32, Int64, StepPlan
 
-BEYOND = 2.0  # lines reach this many times the last timed step's tokens
+BEYOND = 2.0  # a line is extended to this many times the tokens of its last timed step
 Float64 = NDArray[np.float64]
 
 
@@ -58,7 +59,8 @@ class _Line:
 
 
 class _Sheet:
-    """Lines at some numbers of rows, with linear interpolation between them."""
+    """Lines (seconds by tokens) at several numbers of rows, with linear interpolation between
+    them."""
 
     def __init__(self, lines: Mapping[int, Mapping[int, float]]) -> None:
         self._lines = {
@@ -98,9 +100,9 @@ class _Sheet:
 
 
 class _Groups:
-    """The cost of a prefix that rows read together, in steps of a number of rows: seconds a row,
-    and seconds a pair of a row and a shared token, by the group's members [members + 1];
-    interpolated over their logarithm.
+    """The cost of prefix groups in steps with a given number of rows. Tables by the number of
+    members of a group, [members + 1], hold the seconds per row, and the seconds per pair of a row
+    and a shared token. They are interpolated over the logarithm of the members.
     """
 
     def __init__(self, rows: int, extra: Mapping[int, Mapping[int, float]]) -> None:
@@ -201,14 +203,15 @@ class StepCosts:
             )
 
     def _apart(self, plan: StepPlan) -> float:
-        """Returns the seconds added because some rows have more tokens of their own than others."""
+        """Returns the seconds added because the rows' context lengths differ."""
         if not self._spread_rows.size:
             return 0.0
         own = plan.lengths.astype(np.float32)
         if plan.group_length.size:
             own[: plan.group_start[-1]] -= plan.group_skip
         own -= own.sum() / own.size
-        # half-width of an even distribution with this deviation; np.std is slower
+        # half-width of the even distribution that has the rows' standard deviation; np.std is
+        # slower
         evenly = math.sqrt(3 * float(own @ own) / own.size)
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
@@ -226,8 +229,8 @@ class StepCosts:
         return max(0.0, self._prompts.one(rows, tokens) + more)
 
     def _together(self, plan: StepPlan) -> tuple[float, int]:
-        """Returns the seconds of the prefixes that groups read together, and their (row, token)
-        pairs."""
+        """Returns the seconds that prefix groups add to a step, and their number of pairs of a row
+        and a prefix token."""
         members = plan.group_start[1:] - plan.group_start[:-1]
         pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
         if not self._groups:
@@ -246,8 +249,8 @@ class StepCosts:
     # --- made once --------------------------------------------------------------------------------
 
     def _spread_timed(self) -> tuple[Float64, Float64]:
-        """Returns numbers of rows, and for each the seconds for every token of spread in either
-        direction."""
+        """Returns timed numbers of rows, and for each the added seconds per token of `spread`
+        (StepSeconds)."""
         found = {}
         for (rows, context, *_, spread), seconds in self._seen.items():
             if spread and self._plain.rows[0] <= rows <= self._plain.rows[-1]:
@@ -257,8 +260,8 @@ class StepCosts:
         )
 
     def _beside(self, device: Mapping[tuple[int, ...], float]) -> list[dict[int, dict[int, float]]]:
-        """Returns two maps rows -> prompt tokens -> seconds: added seconds, and the part of them in
-        which the device waits. 0 tokens add 0."""
+        """Returns two maps, rows -> prompt tokens -> seconds: the seconds that prompts add to a
+        step, and the part of them in which the device waits for the host. 0 tokens add 0."""
         found, waits = (defaultdict[int, dict[int, float]](lambda: {0: 0.0}) for _ in range(2))
         for step, seconds in self._seen.items():
             rows, context, prompts, length, *_ = step
@@ -269,8 +272,8 @@ class StepCosts:
         return [found, waits]
 
     def _by_length(self) -> tuple[float, float]:
-        """Returns the seconds of one more prompt at equal tokens,
-        and of one more pair of tokens."""
+        """Returns the seconds added by one more prompt at the same total of prompt tokens, and by
+        one more pair of a token and a token before it."""
         by_prompt, by_pair = 0.0, 0.0
         alone = {
             (n, length): s for (rows, _, n, length, *_), s in self._seen.items() if n and not rows

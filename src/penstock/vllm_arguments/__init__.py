@@ -1,3 +1,3 @@
-"""vLLM's arguments, and how Penstock treats each: one table for each place they are given, and the
-code that checks them.
+"""vLLM's arguments, and how Penstock treats each. There is one table for each place where arguments
+are given, and the code that checks them.
 """

@@ -1,4 +1,5 @@
-"""The treatment of one vLLM argument, and the words that explain it."""
+"""How Penstock treats one vLLM argument. Each treatment has a sentence that explains it to the
+user."""
 
 from __future__ import annotations
 
@@ -14,21 +15,22 @@ KINDS: dict[type, str] = {
     str: "a text",
     object: "any value",
 }
-LONGEST = 80  # characters of a value that a refusal repeats
+LONGEST = 80  # most characters of a value that an error message repeats
 
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """Stands for the value of another argument."""
+    """An accepted value that equals the value of another argument."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The treatment of one argument. taken: accepted values, which Penstock does anyway, or a type
-    whose values all change nothing. note: the reason, and what to do instead. told: all values of a
-    flag are accepted, and a value outside `taken` gets the note as a message.
+    """The treatment of one argument. taken: accepted values, which are what Penstock does anyway;
+    or a type, all of whose values are accepted and change nothing. note: the reason, and what to do
+    instead. told: True: all values are accepted, but for a value outside `taken` the user gets
+    `note` as a message.
     """
 
     taken: tuple[Any, ...] | type
@@ -42,8 +44,7 @@ class Argument:
         )
 
     def takes(self, value: Any, others: Mapping[str, Any]) -> bool:
-        """Returns True if Penstock does anyway what the value asks. others: the other arguments by
-        name."""
+        """Returns True if the value is accepted. others: the other arguments by name."""
         if isinstance(self.taken, type):
             return isinstance(value, self.taken)
         known = [others.get(v.name) if isinstance(v, As) else v for v in self.taken]
@@ -53,6 +54,6 @@ class Argument:
 def named(
     names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = False
 ) -> dict[str, Argument]:
-    """Returns an Argument with this treatment for each of the names,
-    which are separated by spaces."""
+    """Returns name -> Argument with this treatment, for each of the names, which are separated by
+    spaces."""
     return dict.fromkeys(names.split(), Argument(taken, note, told))

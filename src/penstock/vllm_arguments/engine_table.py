@@ -1,4 +1,5 @@
-"""The treatment of every argument of vLLM's engine and of its commands."""
+"""Table of vLLM's engine arguments. It has Penstock's treatment of each argument of vLLM's engine
+and commands."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from penstock.vllm_arguments.reasons import (
     TRACES,
 )
 
-# Arguments that both have under the same name. serve's own arguments are in server_table.py.
+# Arguments that vLLM and Penstock have under the same name. Arguments of `serve` are in
+# server_table.py.
 SHARED = (
     "model",
     "revision",
@@ -48,7 +50,7 @@ SHARED = (
     "data_parallel_size",
     "max_cudagraph_capture_size",
 )
-SPELLINGS = {  # vLLM's values -> ours
+SPELLINGS = {  # argument -> vLLM's spelling of a value -> Penstock's
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "quantization": {
@@ -61,7 +63,7 @@ SPELLINGS = {  # vLLM's values -> ours
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "tool_call_parser": {"qwen3_xml": "qwen3_coder"},
 }
-SHORT = {  # vLLM's short options
+SHORT = {  # vLLM's short command line options -> argument
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
     "-dp": "data_parallel_size",
@@ -273,7 +275,7 @@ ENGINE: dict[str, Argument] = {
     ),
     **named("served_model_name shutdown_timeout", object, "belongs to a server"),
     **named("tokens_only", (False,), "skip_tokenizer_init serves token ids alone"),
-    # arguments of features that are not served, or of vLLM's implementation
+    # arguments of features that Penstock lacks, or of vLLM's implementation
     **named(
         "master_addr master_port distributed_timeout_seconds data_parallel_address"
         " data_parallel_rpc_port dcp_comm_backend dcp_kv_cache_interleave_size"

@@ -1,4 +1,5 @@
-"""Reasons, shared by several of vLLM's arguments, why one is refused or changes nothing."""
+"""Explanations shared by several vLLM arguments. Each says why an argument is refused, or why it
+changes nothing."""
 
 from __future__ import annotations
 

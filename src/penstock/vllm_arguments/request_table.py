@@ -1,4 +1,5 @@
-"""The treatment of every argument of vLLM's SamplingParams, and of its LLM's calls."""
+"""Table of vLLM's request arguments. It has Penstock's treatment of each argument of SamplingParams
+and of LLM's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The treatment of every argument of vLLM's server."""
+"""Table of vLLM's server arguments. It has Penstock's treatment of each."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Checks vLLM's arguments: of LLM(...) and every command, of serve, SamplingParams and calls.
+"""Checks vLLM's arguments against the tables. They are the arguments of LLM(...) and every command,
+of serve, of SamplingParams and of calls.
 
-An argument is accepted if Penstock does anyway what it asks, or if it can change no answer; all
-others are refused with a helpful sentence. None means not given. docs/coming_from_vllm.md is
-generated from the tables. Knows names and values, no engine. Source: vLLM's EngineArgs,
-cli_args.py, LLM and SamplingParams, with older names that scripts still pass.
+An argument is accepted if Penstock does anyway what it asks for, or if it can change no answer. All
+others are refused with a sentence that says what to do instead. None means not given.
+docs/coming_from_vllm.md is generated from the tables. Knows names and values, no engine. Source:
+vLLM's EngineArgs, cli_args.py, LLM and SamplingParams, with older names that scripts still pass.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def sift(
     usual: Mapping[str, Any] | None = None,
     shown: Callable[[str, Any], str] = "{}={!r}".format,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the arguments that are not vLLM's alone, and messages for the user. Raises UsageError
-    for a value that is not accepted.
+    """Checks arguments against a table of vLLM's arguments. Returns the arguments that the table
+    does not have, which are Penstock's too, and messages for the user. Raises UsageError for a
+    value that is not accepted.
 
-    usual: values of arguments that were not given. shown: formats an argument and its value as
-    typed.
+    usual: default values, for arguments that were not given. shown: formats an argument and its
+    value as the user would type them.
     """
     others, told = {**(usual or {}), **given}, []
     for name, value in given.items():
@@ -62,8 +64,8 @@ def sift(
 
 
 def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns our knobs for LLM's arguments, with our spellings, and messages for the user. A None
-    is left out."""
+    """Returns Penstock's options for the arguments of LLM(...), in Penstock's spelling, and
+    messages for the user. Arguments that are None are left out."""
     left, told = sift({**given, "model": model}, ENGINE)
     return {
         name: ours(name, value)
@@ -73,8 +75,8 @@ def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def meant(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns our knobs that vLLM's arguments set under other names. Raises UsageError for an
-    unserved key of structured_outputs_config."""
+    """Returns Penstock's options that vLLM's arguments set under other names. Raises UsageError for
+    a key of structured_outputs_config that is not supported."""
     config = given.get("structured_outputs_config") or {}
     sift(
         config, STRUCTURED, shown=lambda name, value: f"structured_outputs_config.{name} {value!r}"
@@ -90,7 +92,8 @@ def meant(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ours(name: str, value: Any) -> Any:
-    """Returns a knob's value in our spelling: `half` is `float16`; a torch dtype is its name."""
+    """Returns an option's value in Penstock's spelling: `half` becomes `float16`, a torch dtype its
+    name."""
     plain = str(value).removeprefix("torch.") if name == "dtype" else value
     return SPELLINGS.get(name, {}).get(plain, plain) if isinstance(plain, str) else value
 

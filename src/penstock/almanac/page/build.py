@@ -1,5 +1,6 @@
-"""Builds the page: a folder of static files, made from records, site/, compact.py and downloads.py.
-The same records give the same bytes. Knows files; site/ decides what the page shows.
+"""Builds the almanac's web page. The page is a folder of static files, made from records, site/,
+compact.py and downloads.py. The same records give the same bytes. Knows files; site/ decides what
+the page shows.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _MARKER = "data/index.js"
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build. refused: (file, reason) of files that are no records; they are not on
-    the page."""
+    """The result of building the page. refused: (file, reason) of files that are no benchmark
+    records and so are not on the page."""
 
     records: int
     groups: int
@@ -65,7 +66,8 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
 
 
 def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[PageEntry]:
-    """Returns the page's entry of each record, and writes the downloads on the way."""
+    """Returns the page's entry of each benchmark record; also adds each record to the download
+    files `taken`."""
     entries: list[PageEntry] = []
     for file, record, text in found:
         rows = [compact.sample_rows(point.sample) for point in record.points]
@@ -89,8 +91,9 @@ def _uncollected() -> Iterator[None]:
 
 
 def _take(out: Path) -> None:
-    """Makes the folder and marks it as a page at once, even if this build fails. Deletes an older
-    page's group files, because there may be fewer groups now."""
+    """Makes the output folder and at once marks it as a page, so that a later build may overwrite
+    it even if this one fails. Deletes an older page's group files, because there may be fewer
+    groups now."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder for the page", param="out")
     if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
@@ -123,7 +126,7 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 
 def _one(path: Path) -> tuple[Record, str]:
     """Returns a file's record and its text. Records were validated when they entered the almanac;
-    here only the form is checked again (`record_of`: also hostile texts and duplicate keys)."""
+    here only the format is checked again (`record_of`: also hostile texts and duplicate keys)."""
     if path.is_symlink():
         raise RecordError(f"{path.name}: is a link: put the record itself there")
     content = read_bytes(path)
@@ -136,8 +139,8 @@ def _given(records: Iterable[Record]) -> Iterator[tuple[str, Record, str]]:
 
 
 def _grouped(entries: list[PageEntry]) -> dict[GroupKey, list[PageEntry]]:
-    """Groups entries by subject, sorted by the subjects' labels; the newest record of a group is
-    first."""
+    """Groups entries by subject (model, machine, shape), sorted by the subjects' labels. Within a
+    group the newest record is first."""
     groups: dict[GroupKey, list[PageEntry]] = {}
     for each in entries:
         groups.setdefault(each.about, []).append(each)

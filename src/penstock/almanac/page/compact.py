@@ -1,9 +1,9 @@
-"""Compresses records for the page: an index of all records, and a group of whole records for each
-(model, machine, shape).
+"""Compresses records for the page. It writes an index of all records, and for each (model, machine,
+workload shape) a group of whole records.
 
-    data/index.js       models, machines, shapes, and a line of headlines a record, as columns
-    data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms;
-                        loaded on demand
+    data/index.js       models, machines, shapes, and the main figures of each record, as columns
+    data/gN.js          the records of one group: load levels as columns, samples as 16-bit
+                        logarithms; loaded on demand
 
 Both are scripts, because a page from the file system cannot fetch. Knows no file, and computes no
 headline; for a record that is dropped onto the page, 20_data.js does the same.
@@ -34,19 +34,20 @@ from penstock.almanac.record import (
 Rows = npt.NDArray[np.float64]
 
 PAGE_SCHEMA = 1
-# Codes of sample times on the page: 0 stands for 0, then steps of 0.0425 % from a microsecond to a
-# million seconds; 65,535 stands for -1 (a failed request).
+# Sample times are 16-bit codes on the page: 0 stands for 0 s, then come steps of 0.0425 % from a
+# microsecond to a million seconds; 65,535 stands for a failed request.
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
-APART = {"client", "goals", "figures", "sample"}  # fields of a point that are not a single value
+# fields of a load level that are not a single value
+APART = {"client", "goals", "figures", "sample"}
 SAMPLE = ("first", "per_token", "end_to_end")
 _TABLED = ("engine", "version", "configuration")  # index columns whose texts are stored once each
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """The subject of a question: records of one subject lie in one group. Hashable, and readable in
-    an address."""
+    """Model, machine and workload shape: records that agree in all three form one group. Hashable,
+    and readable in the page's address."""
 
     model: str
     machine: str
@@ -72,7 +73,8 @@ def machine_label(record: Record) -> str:
 
 
 def shape_label(record: Record) -> str:
-    """Returns the shape's label: an exact shape's lengths; other kinds add their name."""
+    """Returns a workload shape's label, such as `128x1024`; kinds other than `exact` add their
+    name."""
     shape = record.shape
     lengths = f"{shape.input:g}x{shape.output:g}"
     return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
@@ -83,8 +85,8 @@ def shape_label(record: Record) -> str:
 
 @dataclass(frozen=True)
 class PageEntry:
-    """A record's entry while the page is made. text: the compact record as JSON. line: its
-    headlines."""
+    """A benchmark record's entry while the page is made. text: the compact record as JSON. line:
+    its headlines."""
 
     about: GroupKey
     shape: list[Any]
@@ -93,7 +95,7 @@ class PageEntry:
 
 
 def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
-    """Makes the entry of a record. rows: each point's sample, as `sample_rows` makes it."""
+    """Makes the entry of a record. rows: each load level's sample, as `sample_rows` makes it."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
     return PageEntry(
@@ -112,7 +114,8 @@ def to_json(value: Any) -> str:
 
 
 def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
-    """Returns a record as the page loads it: unchanged but for its points, which become columns."""
+    """Returns a benchmark record as the page loads it: unchanged but for its load levels, which
+    become columns."""
     small: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude={"points"})
     small["file"] = file
     small["points"] = _columns(record.points, rows)
@@ -143,9 +146,9 @@ def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _values(part: RecordForm) -> list[Any]:
-    """Returns the values of a part of a record in field order: an interval's value, low and high,
-    or a spread's intervals. Values are not rounded: figures were cut to six digits when they were
-    derived (summaries.py's `short`).
+    """Returns the values of a part of a benchmark record in field order: an interval's value, low
+    and high, or a spread's intervals. Values are not rounded: figures were cut to six digits when
+    they were derived (summaries.py's `short`).
     """
     return [_values(each) if isinstance(each, RecordForm) else each for each in vars(part).values()]
 
@@ -177,7 +180,7 @@ def packed(rows: Rows) -> str:
 
 def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:
     """Returns the script of the index. grouped: the groups in the order of their numbers. facts:
-    facts about the page itself (the record's JSON schema, files to download)."""
+    facts about the page itself (the benchmark record's JSON schema, files to download)."""
     tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}
     groups: list[list[Any]] = []
     rows: list[dict[str, Any]] = []
@@ -221,8 +224,8 @@ class _Table:
 
 
 def headlines(record: Record) -> dict[str, Any]:
-    """Returns a record's headlines, read off its points; points whose client was short are left
-    out."""
+    """Returns the few figures of a benchmark record that the index shows. Load levels whose client
+    was short (a possible bottleneck) are left out."""
     points = [point for point in record.points if not point.client.short]
     ended = any(
         p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points
@@ -255,9 +258,9 @@ def headlines(record: Record) -> dict[str, Any]:
 
 
 def _highest(points: list[Point], name: str) -> Interval | None:
-    """Returns the point's rate `name` with the highest low end. (The highest value would be the
-    luckiest of many windows.) Each kind of rate has its own highest point: where samples share a
-    prompt, few requests a second may be many tokens.
+    """Returns the highest rate `name` over the load levels, judged by the low end of its 95 %
+    interval. (By value, the luckiest of many windows would win.) Each kind of rate may come from
+    another point: where samples share a prompt, few requests a second may be many tokens.
     """
     rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
     return max(
@@ -268,9 +271,9 @@ def _highest(points: list[Point], name: str) -> Interval | None:
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
-    """Returns value, low and high with four digits, because the index carries every record.
-    bounded: False for a highest rate whose saturation point was cut off or not measured, so that
-    its upper end is unknown.
+    """Returns [value, low, high] of an interval, rounded to four digits, because the index has a
+    line for every record. bounded: False if the saturation load level was cut off or not measured,
+    so that a highest rate has no known upper end.
     """
     if value is None:
         return None
@@ -279,9 +282,9 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float, most: float | None) -> list[float]:
-    """Returns [seconds, kept, missed] of open loops, in requests a second, up to `most`. kept: the
-    highest measured rate that keeps the goal; 0: none does; -1: not measured. missed: the first
-    offered rate that misses the goal; 0: no higher rate was measured.
+    """Returns [seconds, kept, missed] for the latency goal of `seconds`. kept: the highest measured
+    request rate that meets the latency goal, at most `most`; 0: none does; -1: not measured.
+    missed: the first higher rate, which misses the goal; 0: no higher rate was measured.
     """
     opened = [point for point in points if point.kind == "open" and point.rate]
     asked = [

@@ -1,5 +1,5 @@
-"""The files that the page offers for download: every record as JSON, every point and failure as CSV
-and as Parquet.
+"""Writes the page's download files. They hold every record as JSON, and every load level and
+failure as CSV and as Parquet.
 
 Records are added one after the other and not kept: 2,000 records take a gigabyte as Python numbers.
 Knows records and files; not the page.
@@ -73,8 +73,8 @@ class Downloads:
         self._before = "[\n"
 
     def add(self, file: str, record: Record, text: str, rows: Sequence[Rows]) -> None:
-        """Adds a record's rows. text: the record's JSON. rows: each point's sample, as compact.py's
-        `sample_rows` makes it."""
+        """Adds a benchmark record's rows. text: the record's JSON. rows: each load level's sample,
+        as compact.py's `sample_rows` makes it."""
         self._json.write(self._before + text.strip().replace("\n", " "))
         self._before = ",\n"
         shared = _shared(file, record)
@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
 
 
 def _shared(file: str, record: Record) -> Row:
-    """Returns the columns that all rows of a record share."""
+    """Returns the columns that all rows of a benchmark record share."""
     gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
     return {
         "file": file,

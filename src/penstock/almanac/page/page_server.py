@@ -1,5 +1,5 @@
-"""Serves a built page on this machine, for browsers that may not open files; the page itself needs
-no server.
+"""Serves a built page on this machine. Some browsers may not open files; the page itself needs no
+server.
 
 Only this machine can reach it. Knows a folder, no record.
 """

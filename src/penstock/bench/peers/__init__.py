@@ -1,5 +1,5 @@
-"""Engines that the bench can start, one TOML file each. A file is added here once the bench has run
-the engine.
+"""Engines that the bench can start. Each engine (peer) has a TOML file. A file is added here once
+the bench has run the engine.
 
     says       description of the engine
     install    the command that installs the pinned version
@@ -40,7 +40,7 @@ _BUILD = re.compile(r"\(build ([1-9]\d*)")
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine's file. name: the file's name."""
+    """The content of an engine's TOML file. name: the file's name."""
 
     says: str
     install: str
@@ -113,8 +113,8 @@ def peer(name: str) -> Peer:
 
 
 def _bin(python: str) -> str:
-    """Returns the folder of an interpreter without following links: a virtual environment's
-    programs lie there."""
+    """Returns the folder of a Python interpreter. Links are not followed, because a virtual
+    environment's programs lie beside the link."""
     return str(Path(python).parent)
 
 

@@ -18,6 +18,7 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 from torch import Tensor
 
 from penstock.kernels.triton import all_reduce as ours
+from penstock.kernels.triton.all_reduce_kernels import STATE
 
 LOOKS = 20_000  # that a rank which comes may take: a minute, where another has failed
 FEW = 5  # at one that doesn't
@@ -61,7 +62,7 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
     ]
     hosts, states = (
         torch.zeros(ranks, dtype=torch.int64),
-        torch.zeros(ranks, ours.STATE, dtype=torch.int64),
+        torch.zeros(ranks, STATE, dtype=torch.int64),
     )
     shape = (ranks, calls, ranks if gathers else 1, case["count"])
     got = torch.zeros(shape, dtype=getattr(torch, case["dtype"])).share_memory_()

@@ -251,9 +251,8 @@ async def completion_params(
         raise HttpError(
             "echo needs text, and this server has no tokenizer: leave it out", param="echo"
         )
-    seen = shown and not isinstance(form, TokensForm)
-    read = form.stop or form.stop_when is not None or structured(form) is not None
-    given = _completion_sampling(form, tools.facts, detokenize=text and bool(seen or read))
+    shown = shown and not isinstance(form, TokensForm)
+    given = _completion_sampling(form, tools.facts, detokenize=text, shown=shown)
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
@@ -267,12 +266,12 @@ def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> Samp
     """Returns the sampling parameters of a body before its prompt is tokenized.
     Raises UsageError."""
     if isinstance(form, CompletionForm):
-        return _completion_sampling(form, facts, detokenize=True)
+        return _completion_sampling(form, facts)
     return _chat_sampling(form, facts)
 
 
 def _completion_sampling(
-    form: CompletionForm, facts: SamplingFacts, *, detokenize: bool
+    form: CompletionForm, facts: SamplingFacts, *, detokenize: bool = True, shown: bool = True
 ) -> SamplingParams:
     usual = {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize}
     fixed = {}
@@ -280,7 +279,7 @@ def _completion_sampling(
         fixed["max_tokens"] = 1  # the engine makes one token at least
     if form.echo and form.logprobs is not None:  # the prompt's tokens get logprobs too
         fixed["prompt_logprobs"] = max(form.logprobs, form.prompt_logprobs or 0)
-    return sampling_of(form, facts, usual, fixed)
+    return sampling_of(form, facts, usual, fixed, shown=shown)
 
 
 def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
@@ -291,11 +290,17 @@ def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
 
 
 def sampling_of(
-    form: BaseForm, facts: SamplingFacts, usual: dict[str, Any], fixed: Mapping[str, Any]
+    form: BaseForm,
+    facts: SamplingFacts,
+    usual: dict[str, Any],
+    fixed: Mapping[str, Any],
+    *,
+    shown: bool = True,
 ) -> SamplingParams:
     """Returns checked sampling parameters. A value comes from `fixed`, else from the form's fields,
     else from the route's defaults (`usual`), else from the model's. Values that the model's size
-    limits anyway are cut to it, so that messages to the engine stay small."""
+    limits anyway are cut to it, so that messages to the engine stay small. shown: False if the
+    answer has no text; then none is made, unless a stop string or an answer format needs it."""
     _check_asked(form)
     _check_sizes(form, facts.vocab_size)
     knobs: dict[str, Any] = {**facts.sampling_defaults, **usual}
@@ -318,7 +323,10 @@ def sampling_of(
             check_id(token, facts.vocab_size, name)
     try:
         stop_when = None if form.stop_when is None else form.stop_when.made
-        return SamplingParams(**knobs, structured_outputs=structured(form), stop_when=stop_when)
+        answer = structured(form)
+        if not (shown or knobs.get("stop") or stop_when or answer):
+            knobs["detokenize"] = False
+        return SamplingParams(**knobs, structured_outputs=answer, stop_when=stop_when)
     except HttpError:
         raise
     except UsageError as error:

@@ -215,8 +215,8 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
 
 
 def _shards(folder: Path) -> dict[Path, set[str]]:
-    """Returns the shards of a folder, each with the names of its tensors by the index file; the set
-    is empty without an index."""
+    """Returns the shards of a folder, each with the names of its tensors that the index file gives.
+    A folder with a single shard has no index; the set of names is empty then."""
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: set()}
     if (folder / INDEX).is_file():

@@ -142,7 +142,7 @@ def _hub() -> str:
 
 def _unreached(at: str) -> str:
     """Returns an error message's explanation of why a model that isn't cached can't be downloaded,
-    and the remedy. at: the hub's address."""
+    and the remedy. at: the model and revision, as the error names them."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -3,8 +3,7 @@
   config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...},
                 compressed-tensors' form
   safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or (ModelOpt)
-                NAME.k_proj.k_scale, NAME.v_proj.v_scale: [1] or [kv_heads], stored number = x /
-                scale
+                NAME.k_proj.k_scale, NAME.v_proj.v_scale: [1] or [kv_heads], stored = x / scale
 
 Knows a folder and the names of attention layers. The code that opens the model decides whether the
 cache has eight bits."""

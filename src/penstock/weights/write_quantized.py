@@ -211,9 +211,9 @@ def _stored(
     rounded: Path | None = None,
     largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and tensor of each entry of a new shard. untied: True writes the embedding's
-    numbers a second time, as the head. largest: name of a matrix -> largest magnitude of the
-    matrices that share its nvfp4 global scale."""
+    """Yields the name and tensor of each entry of a new shard. untied: True also writes the
+    embedding's numbers, quantized, as the head. largest: name of a matrix -> largest magnitude of
+    the matrices that share its nvfp4 global scale."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)

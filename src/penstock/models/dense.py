@@ -1,4 +1,4 @@
-"""Common code of dense decoders similar to Llama: llama, mistral, qwen2, qwen3 and others.
+"""Common code of dense decoders that resemble Llama, such as qwen3.
 
 DenseConfig is read without torch. `build_dense` makes attention and an MLP for each layer; a model
 type may pass another feed-forward part."""

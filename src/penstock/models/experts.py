@@ -1,5 +1,5 @@
-"""Common code of decoders with experts: mixtral, olmoe, qwen3_moe and similar model types. They are
-like Llama but for the experts."""
+"""Common code of decoders with experts, such as qwen3_moe.
+They are like Llama but for the experts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Layouts of the state that layers keep between steps. Each is called a form, and describes the
-state as bytes of a storage. // paged      a page for each block of 16 tokens. KvForm (layer_kv.py):
-keys and values of each KV
+state as bytes of a storage.
+
+  paged      a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
              head; LatentForm: one vector a token, whose first part is its value
-  recurrent a slot of fixed size per sequence. RecurrentForm: named arrays
+  recurrent  a slot of fixed size per sequence. RecurrentForm: named arrays
 
 A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets,
 roofline and the simulator compute sizes from forms. Knows shapes and bytes; no rows, no allocation

@@ -4,8 +4,8 @@ those of rounding to nearest.
   scales    for each group, the scale between half and 1.1 times the usual one with the least error
             of products
   numbers   rounded one input after the other, the inputs with the largest mean square first; each
-  rounding error is compensated in correlated inputs that are not rounded yet (GPTQ,
-  arXiv:2210.17323)
+            rounding error is compensated in correlated inputs that are not rounded yet (GPTQ,
+            arXiv:2210.17323)
 
 The layout and meaning of numbers are unchanged. Knows arrays; not where calibration inputs come
 from."""

@@ -1,5 +1,7 @@
 """Experts that a checkpoint stores all in one tensor. gpt-oss does so, in a float dtype with inputs
-first, or in MXFP4. // wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
+first, or in MXFP4.
+
+  wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
   MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
           `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); `down_proj` alike
   both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]

@@ -1,6 +1,7 @@
 """Quantizes matrices to compressed-tensors' formats, for writing checkpoints. Also makes the
-`quantization_config` of config.json. // fp8     float-quantized: `weight` e4m3, `weight_scale`
-[out, 1]; activations get dynamic scales
+`quantization_config` of config.json.
+
+  fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; activations get dynamic scales
   int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1],
           `weight_shape`
   int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group],

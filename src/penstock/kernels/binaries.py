@@ -12,7 +12,7 @@ from penstock.errors import EngineError
 
 
 class BinaryCounts(NamedTuple):
-    """How many kernels, with their launch stubs, this process has compiled and how many it has
+    """Numbers of kernels, with their launch stubs, that this process has compiled and that it has
     loaded from disk."""
 
     compiled: int

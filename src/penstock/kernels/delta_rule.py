@@ -56,5 +56,5 @@ class DeltaWeights:
     decay: Tensor  # [value_heads] float32, below 0
     step_bias: Tensor  # [value_heads] float32
     norm: Tensor  # [value_width]
-    eps: float  # of the norm
+    eps: float  # eps of the norm
     most_rate: float = 1.0

@@ -198,8 +198,8 @@ class StepInputs:
 
 @dataclass(slots=True)
 class Queries:
-    """Which token each of a step's S decode queries has. Query 0 of a row has the row's newest
-    token, query n > 0 its n-th draft. A row's queries are adjacent."""
+    """The tokens of a step's S decode queries. Query 0 of a row has the row's newest token, query n
+    > 0 its n-th draft. A row's queries are adjacent."""
 
     offset: Tensor  # [S] int32: number of the query in its row, 0 for the newest token
     draft: Tensor  # [S] int32: the query's draft token, if offset > 0

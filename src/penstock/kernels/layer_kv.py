@@ -26,8 +26,8 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
 TURNED = 8  # adjacent tokens of V in eight bits
-# The least accepted scale: kernels mask scores by a large negative number, which must stay large
-# when it is multiplied by the scale.
+# The least accepted scale: kernels mask scores by a large negative number, which must stay
+# large when it is multiplied by the scale.
 LEAST_KV_SCALE = 2.0**-40
 
 
@@ -56,7 +56,8 @@ class KvForm:
 
     @property
     def eight(self) -> int:
-        """Which parts are in eight bits: 0: none, 1: values, 2: keys and values."""
+        """Number that tells which parts are in eight bits: 0: none, 1: values, 2:
+        keys and values."""
         return (self.keys == E4M3) + (self.values == E4M3)
 
     @property
@@ -128,7 +129,7 @@ class LayerKv:
 
     @property
     def eight(self) -> int:
-        """Which parts are in eight bits; see KvForm.eight."""
+        """Number that tells which parts are in eight bits; see KvForm.eight."""
         return (self.keys.dtype == E4M3) + (self.values.dtype == E4M3)
 
     def worth(self, blocks: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class SharedExpert:
     """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066). With
     a gate, its output is multiplied by the gate's sigmoid (Qwen2-MoE)."""
 
-    mlp: Mlp | Relu2Mlp  # with several ranks: gives this rank's part of a sum
+    mlp: Mlp | Relu2Mlp  # gives this rank's part of a sum, if there are several ranks
     # [1, d]: its product with x, through a sigmoid, multiplies the output
     gate: Weight | None = None
     scale: float = 1.0  # factor of the output

@@ -64,7 +64,7 @@ class Decoder:
         )
         # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
-        # for each block, its parts with state
+        # each block's parts with state
         self.keepers = [tuple(block.keeps()) for block in self.blocks]
         self.kinds = _kinds(self.keepers)
         self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])

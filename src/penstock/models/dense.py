@@ -1,4 +1,4 @@
-"""Common code of dense decoders that resemble Llama, such as qwen3.
+"""Common code of dense decoders like Llama, such as qwen3.
 
 DenseConfig is read without torch. `build_dense` makes attention and an MLP for each layer; a model
 type may pass another feed-forward part."""
@@ -36,8 +36,7 @@ class DenseConfig(ModelConfig):
     gate and up. ropes: each layer's rope; empty: all have `rope`. clip_qkv: bound of the magnitudes
     of q, k and v. gate: gate of attention's output; None: no gate. layer_heads: query heads of each
     layer; empty: all have `heads`. score_scale: factor of attention scores; None: head_dim ** -0.5.
-    query_growth: queries at position p are multiplied by 1 + query_growth * log(1 + p
-
+    query_growth: queries at position p are multiplied by 1 + query_growth * log(1 + p //
     rope.original_context). residual_scale: factor of attention's and MLP's output. embedding_scale,
     logits_scale: factors of embeddings and logits. sinks: each head has a learned score that takes
     part in the softmax, without a value."""

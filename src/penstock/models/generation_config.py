@@ -35,7 +35,7 @@ NOTHING = {
     "num_beams": 1,
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
-    "length_penalty": ANYTHING,  # for beam search only, as is the next key
+    "length_penalty": ANYTHING,  # used by beam search only, as is the next key
     "early_stopping": ANYTHING,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,

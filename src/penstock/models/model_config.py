@@ -43,7 +43,7 @@ class ModelConfig:
     dtype: ConfigDtype | None = None  # dtype that the config names
     bos_id: int | None = None
     quantization: StoredQuantization | None = (
-        None  # how the checkpoint's matrices are quantized; None: unquantized
+        None  # quantization of the checkpoint's matrices; None: unquantized
     )
     # the multimodal model type whose text part this is; None: the model is text-only
     text_part: TextOfWhole | None = None

@@ -38,8 +38,9 @@ BYTES = frozenset({"U8"})
 DUMMY_POWERS = (118, 122)
 DUMMY_WHOLE = 1e-6  # magnitude of NVFP4's dummy global scale; group scales reach 448
 LEAST_SCALE = 0.125  # scale of an all-zero group, from compressed-tensors
-# Midpoints between E2M1's magnitudes, at which a number is rounded up to the next one. A tie goes
-# to the even number, so every second bound is lowered to the largest float32 below the midpoint.
+# Midpoints between E2M1's magnitudes, at which a number is rounded up to the next one. A tie
+# goes to the even number, so every second bound is lowered to the largest float32 below the
+# midpoint.
 _HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
 

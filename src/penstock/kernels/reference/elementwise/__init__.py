@@ -1,1 +1,1 @@
-"""Norms, activations and embedding, which read and write each row once."""
+"""Norms, activations and embedding: operations on single rows."""

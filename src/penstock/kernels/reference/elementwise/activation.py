@@ -1,4 +1,4 @@
-"""Activations of the MLP's gate, and soft caps, in plain torch."""
+"""Activations of an MLP's gate, and soft caps."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.reference.linear.linear import widened_linear
 
 ROWS_AT_ONCE = (
-    # Rows per product, so that float32 sums stay in the cache: a product of 512 rows, 896 inputs
-    # and 9,728 outputs takes 63 ms in calls of 32 rows, and 100 ms in one call.
+    # Rows per product, so that float32 sums stay in the cache: a product of 512 rows, 896
+    # inputs and 9,728 outputs takes 63 ms in calls of 32 rows, and 100 ms in one call.
     32
 )
 # largest 16-bit number of a row, so that its high byte is at least -127 and at most 127

@@ -75,7 +75,7 @@ def rank_logprobs(
     )
     total, raw = top + told[:, :, 0].sum(0).log(), told[:, :, 1].amax(0)
     rank = 1 + part.total((logits > raw[:, None].to(logits.dtype)).sum(-1))
-    # in rank order, so that of equal values the one with the lower id comes first
+    # concatenated in rank order, so that of equal values the one with the lower id comes first
     values = told[:, :, 2 : 2 + k].transpose(0, 1).reshape(m, -1)
     ids = told[:, :, 2 + k :].contiguous().view(torch.int32).transpose(0, 1).reshape(m, -1)
     values, order = values.sort(dim=-1, descending=True, stable=True)

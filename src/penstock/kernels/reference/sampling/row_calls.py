@@ -31,8 +31,8 @@ ROW_MULTIPLE = (
     # fewer than about 12
     16
 )
-# Test cases, with which bits changed on some processor: (out, in) of weights, and numbers of rows,
-# of which the last is the reference.
+# Test cases, with which bits changed on some processor: (out, in) of weights, and numbers of
+# rows, of which the last is the reference.
 SHAPES = ((256, 896), (896, 2432), (96, 80))
 ROWS = (1, 3, 18, 31, 63, 100, 127, 255, 300)
 

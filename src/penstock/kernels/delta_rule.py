@@ -1,4 +1,4 @@
-"""Heads and small weights of a gated delta rule layer. Knows shapes; no kernel (arXiv:2412.06464).
+"""Heads and small weights of a gated delta rule layer (arXiv:2412.06464). Knows shapes; no kernel.
 
 A value head h keeps a matrix S [key width, value width] per sequence. A token has a key k, value v
 and query q; value heads of one key head share k and q. It changes S by a decay a in (0, 1) and a
@@ -8,9 +8,9 @@ rate b in (0, most_rate):
   a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)
   b = most_rate * sigmoid(given)
 
-q and k have length 1, and q is divided by the square root of its width. q, k and v come from a
-short convolution and silu. The output goes through an RMS norm per head and is multiplied by
-silu(z)."""
+`given` is the token's output of the layer's product, a number for a and another for b. q and k have
+length 1, and q is divided by the square root of its width. q, k and v come from a short convolution
+and silu. The output goes through an RMS norm per head and is multiplied by silu(z)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ its step dt; heads of one group share B and C:
   S <- exp(dt a) S + dt B x        output: C S + skip x
   dt = softplus(given + step bias)    a = -exp(A_log)
 
-x, B and C come from a short convolution and silu. Another operation gates and norms the output."""
+`given` is the token's output of the layer's first product for dt. x, B and C come from a short
+convolution and silu. Another operation gates and norms the output."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class RotaryAndStore(Protocol):
 
 
 class Attention(Protocol):
-    """Attends decode rows (first over their prefix group, if any), then chunks, over one layer's
-    paged cache.
+    """Computes attention of decode queries (which continue from their group's prefix, if they have
+    one) and of chunks, over one layer's paged cache.
 
     q: [T, H, D]; returns [T, H, D]. Numbers stored in eight bits are widened to q's dtype; K's
     scale is applied to scores and V's to the output, both in float32. With a window a query at
@@ -96,16 +96,16 @@ class LatentStore(Protocol):
 
 
 class AttentionOverLatents(Protocol):
-    """Attends decode rows (first over their prefix group, if any), then chunks, over one layer's
-    latents.
+    """Computes attention of decode queries (which continue from their group's prefix, if they have
+    one) and of chunks, over one layer's latents.
 
     q: [T, H, still + turning], rotated. up: [H, still + value, rank], which makes a head's key
-    (except the rotating part) and value from a latent's first `rank` numbers. kind.latent: the
-    sizes. Returns [T, H, value]. There are two ways to compute it, which differ only in rounding.
-    Decode rows use the absorbed form: queries are multiplied by the keys' part of `up` and then by
-    the latents; the values' part of `up` is applied to the weighted sum of latents. Chunks with
-    many tokens that see few other tokens (`LatentSizes.expands`) use the expanded form: keys and
-    values are made from the latents."""
+    (except the rotating part) and value from a latent's first `rank` numbers. kind.latent: these
+    widths, a LatentSizes. Returns [T, H, value]. There are two ways to compute it, which differ
+    only in rounding. Decode rows use the absorbed form: queries are multiplied by the keys' part of
+    `up` and then by the latents; the values' part of `up` is applied to the weighted sum of
+    latents. Chunks with many tokens that see few other tokens (`LatentSizes.expands`) use the
+    expanded form: keys and values are made from the latents."""
 
     def __call__(
         self,

@@ -23,9 +23,9 @@ class PrefixCostTimes:
     `schedule.prefix_groups.SharingCosts`. A member is a row of a prefix group; a tile is the
     members that one program handles."""
 
-    member_token: float  # per token of the prefix and row, if each row reads the prefix itself
+    member_token: float  # per row and token of the prefix, if each row reads the prefix itself
     member: float  # per row of a group, for joining the group's result with the row's own tokens
-    tile_token: float  # per token of the prefix and tile, if a tile of members reads it together
+    tile_token: float  # per tile and token of the prefix, if the members of a tile read it together
     tile_members: int
     step: float  # per step that has any group, for the additional launch
 

@@ -31,7 +31,7 @@ class Attention:
     S of them whose output is needed, d the hidden size, H query heads, D numbers of a head. width
     is D."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.q_proj`
     kind: AttentionKind
     # storage of K and V; may be replaced between loading and the allocation of the cache
     form: StateForm

@@ -24,7 +24,7 @@ class Keeper(Protocol):
     """A part of a block with state for each sequence that is kept between steps: attention (its KV
     cache) or a recurrent layer."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, such as the part before `.q_proj`
     # layout of the stored state; may be replaced between loading and the allocation of the cache
     form: StateForm
 

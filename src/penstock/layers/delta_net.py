@@ -27,7 +27,7 @@ class GatedDeltaNet:
     another the rates. Shapes: d hidden size; channels: q, k and v together; value_size: numbers of
     v. kernels/delta_rule.py has the formulas."""
 
-    name: str  # name in a checkpoint, before `.out_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.out_proj`
     form: StateForm
     heads: DeltaHeads
     into: Linear  # [channels + value_size, d]: q, k, v, z

@@ -36,7 +36,7 @@ class LatentAttention:
     """The layer. into: one product that gives the query latent (or this rank's queries, if queries
     have no latent), then the latent to store."""
 
-    name: str  # name in a checkpoint, before `.kv_b_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.kv_b_proj`
     kind: AttentionKind  # has one KV head, of rank + turning numbers
     form: StateForm
     cos_sin: Tensor  # [positions, 2, turning / 2] float32

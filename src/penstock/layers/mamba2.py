@@ -50,7 +50,7 @@ class GatedGroupNorm:
 class Mamba2:
     """Computes out(norm(recurrence(conv(x, B, C), dt), z)); one product gives z, x, B, C and dt."""
 
-    name: str  # name in a checkpoint, before `.in_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
     heads: Mamba2Heads
     into: Linear  # [columns, d]: z, x, B, C, dt

@@ -27,7 +27,7 @@ class ReadingAttention:
     """The layer. It has the same AttentionKind as `source`, the attention whose keys and values it
     reads. d: hidden size."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.q_proj`
     source: Attention
     query: Linear  # [heads * width, d]
     out: Linear  # [d, heads * width]

@@ -24,7 +24,7 @@ class ShortConv:
     """Computes out(gate * conv(gate' * value)). One product gives both gates and the value. The
     convolution is causal and goes over each channel separately."""
 
-    name: str  # name in a checkpoint, before `.in_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
     into: Linear  # [3 * channels, d]: gate', gate, value
     taps: Weight  # [channels, 1, taps]

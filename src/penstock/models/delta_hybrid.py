@@ -60,7 +60,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     keys.past(attn_output_gate=True)
     state = read_state_dtype(keys, "mamba_ssm_dtype")
     for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        keys.take(name, None)  # number of layers for drafting, which are not loaded
+        keys.take(name, None)  # keys about layers for drafting, which are not loaded
     return fields | {
         "windows": (None,) * layers,
         "left_out": (DRAFTING,),

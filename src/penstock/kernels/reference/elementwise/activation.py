@@ -45,8 +45,8 @@ def relu2(x: Tensor, form: Form = "wide") -> Rows:
 
 
 def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
-    """Returns x * sigmoid(gate) in float32, with an exponential that is the same for every element.
-    x, gate: of one shape."""
+    """Returns x * sigmoid(gate) in float32, computed by torch's exp. torch's own sigmoid would make
+    a row's last bits depend on the number of rows. x, gate: of the same shape."""
     below = torch.neg(gate.float()).exp_().add_(1)
     return torch.div(x, below, out=below)
 

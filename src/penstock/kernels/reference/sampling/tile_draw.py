@@ -74,8 +74,8 @@ def tile_sums(
     agree: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns the largest logit of each tile [n, tiles] and of each row [n], and with `masses` the
-    sum of exp((l - top) * scale) over each tile [n, tiles], where top is the row's largest logit l.
-    All are float32, from one pass over the logits. scale: 1 / temperature, [n].
+    sum over each tile [n, tiles] of exp((logit - top) * scale), where top is the row's largest
+    logit. All are float32, from one pass over the logits. scale: 1 / temperature, [n].
 
     Sums are made by tile and then over tiles, so that they don't depend on the number of rows.
     agree: if the logits are a rank's part of a vocabulary, a function from its largest logits [n]

@@ -6,7 +6,7 @@ rotated keys, which heads share. torch multiplies the latents by `up`, which giv
 of as many heads as fit in the buffer. `_expanded` computes attention, with a program per head and
 tile of a chunk's queries (FlashAttention-2's loop, arXiv:2307.08691).
 
-If keys and values of all heads don't fit, some heads are computed after the other; heads are
+If keys and values of all heads don't fit, a few heads are computed at a time, since heads are
 independent. The buffer (room) is allocated in its full size, so that the first step takes as much
 memory as the largest. H: heads; rank, turning, still, value: see LatentSizes."""
 

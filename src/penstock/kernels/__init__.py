@@ -1,4 +1,3 @@
-"""Kernels: a model's operations by family, each in plain torch and in fast forms, and which of them
-runs.
-
-Knows tensors and shapes; no layers, no requests."""
+"""Kernels: the operations of a model, in several implementations. Each operation is in plain torch
+(`reference`), and most are in Triton too (`triton`); `choose` selects one for a device. A package
+of implementations is called a column. Knows tensors and shapes; no layers, no requests."""

@@ -1,6 +1,5 @@
-"""Binaries of compiled kernels in this process: folders to read them from and write them to, and
-counts of compiled ones. Knows folders and names; `triton/disk_cache.py` connects it to the
-compiler."""
+"""Binaries of compiled kernels in this process. Knows the folders that they are read from and
+written to, and counts compilations. `triton/disk_cache.py` connects this to the compiler."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from penstock.errors import EngineError
 
 
 class BinaryCounts(NamedTuple):
-    """Numbers of kernels, with their launch stubs, that a process has compiled and has loaded from
-    disk."""
+    """Numbers of kernels, with their launch stubs, that this process has compiled and that it has
+    loaded from disk."""
 
     compiled: int
     loaded: int
@@ -22,14 +21,14 @@ class BinaryCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Binaries:
-    """The binaries of a process; one object, like the compiler's kernel cache. Any thread may
-    append names, without a lock."""
+    """Binaries of a process. There is one object per process, as there is one kernel cache. Any
+    thread may append names, without a lock."""
 
-    # folders of artifacts, searched before the compiler's own cache
+    # folders of built engines (artifacts), searched before the compiler's own cache
     folders: list[Path] = field(default_factory=list)
-    # folder of a running build, which gets a copy of every binary compiled or found
+    # folder of a running `penstock build`, into which every binary is copied; None: no build runs
     into: Path | None = None
-    # folders of artifacts whose engines refuse to compile
+    # folders of built engines that must not compile
     sealed: list[Path] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -38,19 +37,20 @@ class Binaries:
         return BinaryCounts(len(self.compiled), len(self.loaded))
 
     def open(self, folder: Path, *, sealed: bool) -> None:
-        """Reads binaries from `folder` from now on. sealed: forbid compiling too."""
+        """Adds a folder from which binaries are read from now on. sealed: True also forbids
+        compiling."""
         self.folders.append(folder)
         self.sealed += [folder] * sealed
 
     def close(self, folder: Path) -> None:
-        """Undoes `open`; loaded kernels stay loaded."""
+        """Undoes `open`. Kernels that are loaded already stay loaded."""
         for held in (self.folders, self.sealed):
             with suppress(ValueError):  # raised if the folder was not sealed
                 held.remove(folder)
 
     def compiling(self, name: str) -> None:
-        """Records that `name` is being compiled. Raises EngineError if an engine of this process is
-        sealed."""
+        """Records that the kernel `name` is compiled. Raises EngineError if compiling is forbidden
+        by a sealed folder."""
         if self.sealed:
             raise EngineError(
                 f"the kernel {name} is not among the binaries of {self.sealed[-1]} and would have"

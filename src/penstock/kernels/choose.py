@@ -1,8 +1,9 @@
-"""choose: picks a column for each operation and fills one Ops object for the layers.
+"""choose: selects the implementation of each operation. The result is one Ops object for the
+layers.
 
-A column is a package of functions with the operations' names. An operation takes its first
-candidate that serves the device and dtype. Knows columns by name only and imports one when it is
-picked."""
+A column is a package of implementations (`reference`, `triton`), with functions named as the
+operations. Of an operation's candidates, the first that supports the device and dtype is chosen.
+Knows columns by name and imports one when it is chosen."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ from penstock.kernels.tunables import Tuned, with_values
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A column's implementation of one operation, where it can run, and the reason to take it."""
+    """An implementation of one operation: its column, the devices and dtypes it supports, and the
+    reason to choose it."""
 
     column: str  # package under penstock.kernels
     module: str  # family and file: `linear.linear_fp8`
     reason: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
-    least_gpu: tuple[int, int] = (0, 0)  # compute capability; not checked without a GPU
+    least_gpu: tuple[int, int] = (0, 0)  # least compute capability; not checked without a GPU
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         if device.type not in self.devices or dtype not in self.dtypes:
@@ -43,7 +45,7 @@ def _reference(module: str, reason: str = "plain torch: the only column") -> tup
 
 
 def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
-    """Returns the Triton form for CUDA and plain torch for other devices."""
+    """Returns the candidates of an operation: Triton on CUDA, plain torch on other devices."""
     fast = Candidate("triton", module, reason, devices=("cuda",))
     return (fast, Candidate("reference", module, "plain torch: Triton runs on CUDA alone"))
 
@@ -57,8 +59,8 @@ PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4
 
 
 def _linear() -> tuple[Candidate, ...]:
-    """Returns the forms of `linear`. A weight must be prepared by the column that multiplies by it,
-    so both operations have the same candidates."""
+    """Returns the candidates of `linear` and `prepare_linear`. They are the same, since a weight
+    must be prepared by the column that multiplies by it."""
     reason = "the library's products, and for 1 to 16 rows one that streams the weight once"
     streamed = Candidate(
         "triton", "linear.linear", reason, ("cuda",), (torch.bfloat16, torch.float16)
@@ -67,7 +69,8 @@ def _linear() -> tuple[Candidate, ...]:
 
 
 def _linear_gated() -> tuple[Candidate, ...]:
-    """Returns the forms of the gated product. TMA (bulk copies) needs compute capability 9.0."""
+    """Returns the candidates of `linear_gated`. The fused kernel uses TMA (bulk copies), which
+    needs compute capability 9.0."""
     inside = "for many rows the gate inside the product, before its answer is written"
     fused = Candidate(
         "triton", "linear.linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
@@ -76,10 +79,12 @@ def _linear_gated() -> tuple[Candidate, ...]:
 
 
 def _fp8() -> tuple[Candidate, ...]:
-    """Returns the forms of the float8 product, for dtypes that float8 widens to without loss.
+    """Returns the candidates of the product with float8 weights, for dtypes that hold e4m3 numbers
+    exactly.
 
-    GPUs below 9.0 widen the weight: they lack e4m3, or (8.9: L4, L40S) have 99 KB of shared memory
-    per program where the tiles need up to 164 (scripts/compile_kernels.py)."""
+    GPUs below compute capability 9.0 use plain torch, which widens the weight. They lack e4m3, or
+    (8.9: L4, L40S) have 99 KB of shared memory per program, where the kernels' tiles need up to 164
+    KB (scripts/compile_kernels.py)."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
     streamed = Candidate(
         "triton", "linear.linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
@@ -88,7 +93,8 @@ def _fp8() -> tuple[Candidate, ...]:
 
 
 def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
-    """Returns the forms of products with scales by group, for preparing and multiplying."""
+    """Returns the candidates of products with one scale per group of numbers, for preparing the
+    weight and for multiplying."""
     streams = (
         "for few rows a kernel that streams the weight once, for many the library behind a widening"
     )
@@ -99,7 +105,7 @@ def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
 
 
 def _fp4() -> tuple[Candidate, ...]:
-    """Returns the forms of products with four-bit floats."""
+    """Returns the candidates of products with weights in four-bit floats."""
     streams = (
         "one row in integers, few by a kernel that streams the weight once, many by the library"
         " behind a widening"
@@ -111,13 +117,13 @@ def _fp4() -> tuple[Candidate, ...]:
 
 
 def _experts() -> tuple[Candidate, ...]:
-    """Returns the forms of mixtures of experts."""
+    """Returns the candidates of mixtures of experts."""
     reason = "rows sorted by expert on the device, and products of each expert's rows alone"
     grouped = Candidate("triton", "experts.moe", reason, ("cuda",), (torch.bfloat16, torch.float16))
     return (grouped, *_reference("experts.moe", "plain torch: expert by expert"))
 
 
-# Candidates of each operation, best first. The last one serves everything.
+# Candidates of each operation, best first. The last one supports all devices and dtypes.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
@@ -179,8 +185,8 @@ def choose(
 ) -> Ops:
     """Fills an Ops for a device and dtype. kernels: `auto`, or the name of the one column to use.
 
-    tuned: values of tunables (kernels/tunables.py). Raises ValueError for a column or dtype that no
-    candidate serves."""
+    tuned: values of tunables (kernels/tunables.py). Raises ValueError if no candidate of an
+    operation supports the column or dtype."""
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
     for op in (
@@ -195,7 +201,8 @@ def choose(
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
-    """Returns the fused one-row operations if products and attention are Triton's; else None."""
+    """Returns the fused operations for single-row steps if products and attention are Triton's;
+    else None. why: operation -> (column, reason)."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
     products, attention = (
@@ -206,8 +213,8 @@ def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
 
 
 def _module(column: str, module: str) -> Any:
-    """Imports a column's module. Raises UsageError if a package that it needs is missing or can't
-    be loaded."""
+    """Imports a module of a column. Raises UsageError if a package that it needs is missing or
+    fails to load."""
     try:
         return import_module(f"penstock.kernels.{column}.{module}")
     except ImportError as error:
@@ -234,7 +241,7 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
     raise ValueError(f"no kernel for {op} on {device.type} in {dtype} with kernels={kernels!r}")
 
 
-# Modules of RowOps' operations; each column has all of them.
+# RowOps' operations -> their modules, which every column has
 _ROW_OPS = {
     "join": "sampling.row_state",
     "grow": "sampling.row_state",
@@ -259,8 +266,8 @@ def widens_fp4(ops: Ops) -> bool:
 
 
 def choose_rows(ops: Ops) -> RowOps:
-    """Returns the row operations of attention's column, since attention reads the rows' columns
-    too."""
+    """Returns the operations on per-row arrays. They are of the same column as attention, which
+    reads these arrays too."""
     column = ops.why["attention"][0]
 
     def load(module: str, name: str) -> Any:

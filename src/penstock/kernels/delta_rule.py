@@ -1,4 +1,4 @@
-"""Heads and small weights of a gated delta rule (arXiv:2412.06464). Knows shapes; no kernel.
+"""Heads and small weights of a gated delta rule layer (arXiv:2412.06464). Knows shapes; no kernel.
 
 A value head h keeps a matrix S [key width, value width] per sequence. A token has a key k, value v
 and query q; value heads of one key head share k and q. It changes S by a decay a in (0, 1) and a
@@ -8,16 +8,16 @@ rate b in (0, most_rate):
   a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)
   b = most_rate * sigmoid(given)
 
-q and k have length 1, and q is divided by the square root of its width. q, k and v come from a
-short convolution and silu. The output goes through an RMS norm per head and is multiplied by
-silu(z)."""
+`given` is the token's output of the layer's product, a number for a and another for b. q and k have
+length 1, and q is divided by the square root of its width. q, k and v come from a short convolution
+and silu. The output goes through an RMS norm per head and is multiplied by silu(z)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # configs are read without torch
+if TYPE_CHECKING:  # this module is imported to read configs, which needs no torch
     from torch import Tensor
 
 NORM_EPS = 1e-6  # added to the squared length of q and k
@@ -34,12 +34,12 @@ class DeltaHeads:
 
     @property
     def key_size(self) -> int:
-        """Numbers of a token's keys, and of its queries."""
+        """Numbers of a token's keys over all heads; its queries have as many."""
         return self.key_heads * self.key_width
 
     @property
     def value_size(self) -> int:
-        """Numbers of a token's values."""
+        """Numbers of a token's values over all heads."""
         return self.value_heads * self.value_width
 
     @property
@@ -56,5 +56,5 @@ class DeltaWeights:
     decay: Tensor  # [value_heads] float32, below 0
     step_bias: Tensor  # [value_heads] float32
     norm: Tensor  # [value_width]
-    eps: float  # the norm's
+    eps: float  # eps of the norm
     most_rate: float = 1.0

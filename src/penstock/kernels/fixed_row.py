@@ -1,12 +1,14 @@
-"""FixedRow: a row in fixed point for products with integers: 16-bit numbers with a power of two as
-scale for every 16 neighbours.
+"""FixedRow: a row of activations in 16-bit fixed point. Every 16 neighbours have a power of two as
+their scale. It is the input of one-row products with four-bit weights.
 
-Contract of every writer: x is the result of the plain operation, rounded to the model's dtype;
-scale = the power of two of the 16's largest magnitude / 2**14 (at least 2**-101); numbers = x /
-scale, rounded half to even. Numbers with 8 bits of mantissa (bfloat16) are exact down to a 128th of
-that power of two; smaller ones err by at most a 65,536th of the largest, 64 times less than the
-largest's own rounding. Kernels multiply the two bytes, four at a time, by four-bit weights with
-exact sums."""
+Contract of every function that writes one: x is the result of the plain operation, rounded to the
+model's dtype. P is the largest power of two that is at most the largest magnitude of the 16
+numbers, and at least 2**-87. Then scale = P / 2**14, and numbers = x / scale, rounded half to even.
+
+So a number errs by at most scale / 2 = P / 2**15. A bfloat16 has 8 significant bits and is exact if
+its magnitude is at least P / 2**7. Rounding the largest number to bfloat16 may have cost P / 2**8,
+which is 128 times as much as a small number loses here. Kernels multiply the high and the low byte
+separately, four numbers at a time, by four-bit weights; these sums are exact."""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ import torch
 from torch import Tensor
 
 FIXED = 16  # neighbours that share a scale
-TOP = 14  # exponent of the largest of the 16 as an integer
-LEAST_BITS = 40 << 23  # the least power of two used, 2**-87, as float32 bits
+TOP = 14  # the largest of the 16 numbers is stored as an integer from 2**14 on
+LEAST_BITS = 40 << 23  # the least P, 2**-87, as bits of a float32
 
 
 @dataclass(slots=True, frozen=True)
 class FixedRow:
-    """A row of K numbers, equal to scale * (256 * high + low). A number that is not finite gives an
-    infinite scale."""
+    """A row of K numbers. Each equals scale * (256 * high + low). The scale is infinite if one of
+    its 16 numbers is not finite."""
 
-    # int8 [2, K]: the high bytes, -128 to 127, then the low bytes, whose bits mean 0 to 255
+    # int8 [2, K]: the high bytes (-128 to 127), then the low bytes (to be read as unsigned)
     numbers: Tensor
     scale: Tensor  # float32 [K / 16]
-    sums: Tensor  # int32 [K / 16]: sums of 16 neighbours' integers
+    sums: Tensor  # int32 [K / 16]: sum of the integers 256 * high + low of 16 neighbours
 
     @property
     def width(self) -> int:
@@ -45,7 +47,7 @@ def empty_fixed(width: int, device: torch.device) -> FixedRow:
 
 
 def to_fixed(x: Tensor) -> FixedRow:
-    """Returns x [1, K] in fixed point; K a multiple of 16."""
+    """Returns x [1, K] in fixed point. K is a multiple of 16."""
     blocks = x.float().view(-1, FIXED)
     most = (blocks.view(torch.int32) & 0x7FFFFFFF).amax(1)
     power = (most & 0x7F800000).clamp(min=LEAST_BITS)

@@ -1,7 +1,9 @@
-"""Inputs of a step for kernels: tensors on the device, built once a step, read by every layer.
+"""Inputs of a step for kernels. They are tensors on the device that are built once a step and read
+by every layer.
 
-A layer's KV is a LayerKv (kernels/layer_kv.py). Tokens of a step are ordered: S decode rows (one
-token each), then the chunks' tokens."""
+A row is one sequence of the batch. A step has S decode queries first (a row's newest token, and
+each of its drafts), then the tokens of chunks, which are pieces of prompts (prefill). A layer's KV
+cache is a LayerKv (kernels/layer_kv.py)."""
 
 from __future__ import annotations
 
@@ -16,20 +18,22 @@ from torch import Tensor
 
 from penstock.kernels.latent import LatentSizes
 
-TILE = 128  # tokens per tile of a vocabulary, for sampling and for cuts over ranks
+# tokens per tile of a vocabulary; sampling goes tile by tile, and ranks hold whole tiles
+TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """Properties shared by layers with equal attention; a step is planned once for each kind.
+    """Properties of attention. Layers with equal properties share a plan of the step.
 
     rope: index of the rotary table. window: a token sees itself and the window - 1 tokens before
-    it; None: all. scale: factor of scores. softcap: scores become softcap * tanh(score / softcap);
-    None: no cap. turned_first: norms of q's and k's heads come after rotation. value_width: numbers
-    of a value; None: as many as of a key. keys_as_values: a fused product has no columns of values:
-    they are the keys' columns, before norm and rotation. normed_values: values are normed per head,
-    without a weight, with the eps of the keys' norm (Gemma 4). latent: sizes for attention over
-    latents, with one KV head; None: ordinary heads."""
+    it; None: all tokens before it. scale: factor of scores. softcap: scores become softcap *
+    tanh(score / softcap); None: no cap. turned_first: True: q's and k's heads are normed after
+    rotation, not before. value_width: numbers of a value; None: as many as a key has.
+    keys_as_values: True: the fused product doesn't compute values; they are the keys before norm
+    and rotation. normed_values: True: values are normed per head, without a weight, with the eps of
+    the keys' norm (Gemma 4). latent: sizes of latent attention, which has one KV head; None:
+    ordinary attention."""
 
     heads: int
     kv_heads: int
@@ -47,46 +51,55 @@ class AttentionKind:
 
 @dataclass(slots=True)
 class GroupInputs:
-    """Decode rows that share a prefix: group g is rows start[g] : start[g + 1]; rows from start[-1]
-    on have no group."""
+    """Groups of decode rows that share a prefix, so that its KV is read once. Group g of the G
+    groups is rows start[g] : start[g + 1]; rows from start[-1] on have no group."""
 
     start: Tensor  # [G + 1] int32
-    blocks: Tensor  # [G, width] int32, padded with the scratch block
-    length: Tensor  # [G] int32: tokens, multiples of 16
+    blocks: Tensor  # [G, width] int32: blocks of each group's prefix, padded with the scratch block
+    length: Tensor  # [G] int32: tokens of each group's prefix, multiples of 16
 
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """S queries of rows: a row's newest token, then its drafts, one query each. A query attends to
-    the tokens up to its own, whose K and V are stored by then.
-    `table` and `length` are the device's whole columns, indexed by `rows`, so that a step needs no
-    gathering."""
+    """The S decode queries of a step: of each row its newest token, then its drafts, one query
+    each. A query attends to the tokens up to its own, whose K and V are already stored.
 
-    rows: Tensor  # [S] int32 or int64: the queries' rows; queries of one row are adjacent
-    position: Tensor  # [S] of any integer dtype: the queries' positions, from `prepare`
+    `table` and `length` are arrays over all rows of the engine, which kernels index by `rows`. So a
+    step doesn't have to gather them."""
+
+    rows: Tensor  # [S] int32 or int64: row of each query; queries of one row are adjacent
+    # [S] of any integer dtype: position of each query's token, from `RowOps.prepare`
+    position: Tensor
     table: Tensor  # [rows, width] int32: block table of every row
     # [rows] int32: tokens stored before the step; the kernel of a single row reads it before
     # `position`
     length: Tensor
-    # [S] int32: tokens of the group's prefix, skipped in a row's own part (0 without a group)
+    # [S] int32: tokens of the group's prefix, which a query's own part leaves out (0 without a
+    # group)
     skip: Tensor
-    max_own: int  # on the host: max(position + 1 - skip), or an upper bound of it
+    # known to the host: the most tokens of a query's own part, position + 1 - skip, or an upper
+    # bound
+    max_own: int
     groups: GroupInputs | None
 
 
 @dataclass(slots=True)
 class PrefillInputs:
-    """Chunks: queries of one prompt each, causal, over the cache (the chunk's own K and V are
-    stored already)."""
+    """The chunks of a step. A chunk is some consecutive tokens of one prompt. Each attends to its
+    prompt's tokens up to itself in the cache, where the chunk's own K and V are already stored."""
 
-    start: Tensor  # [chunks + 1] int32, CSR over the step's tokens after the S decode rows
+    # [chunks + 1] int32: chunk c is tokens start[c] : start[c + 1], counted after the S decode
+    # queries
+    start: Tensor
     context: Tensor  # [chunks] int32: position of a chunk's first token
     block_table: Tensor  # [chunks, width] int32
-    seen: ChunkSight | None = None  # on the host; None: in a graph, which must work for any chunks
+    # known to the host; None: the step is captured as a graph, which must work for any chunks
+    seen: ChunkSight | None = None
 
     def expands(self, sizes: LatentSizes, least: int) -> bool:
-        """Returns True if chunks expand each head's keys and values from the latents they see: with
-        `least` tokens or more, if that takes fewer multiplications."""
+        """Returns True if latent attention of these chunks should expand keys and values of each
+        head from the latents: if the chunks have at least `least` tokens and it takes fewer
+        multiplications."""
         seen = self.seen
         return (
             seen is not None
@@ -97,16 +110,16 @@ class PrefillInputs:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSight:
-    """Counts over a step's chunks, known to the host."""
+    """Numbers of tokens of a step's chunks, known to the host."""
 
     tokens: int  # tokens of the chunks
-    stored: int  # tokens that the chunks see, their own included
-    pairs: int  # pairs of a chunk's token and a token that it sees, itself included
+    stored: int  # tokens that the chunks' last tokens see, summed over chunks, their own included
+    pairs: int  # pairs of a query's token and a token that it sees, itself included
 
     @classmethod
     def of(cls, sizes: NDArray[np.integer[Any]], context: NDArray[np.integer[Any]]) -> ChunkSight:
-        """Returns the counts. sizes, context: [chunks], a chunk's tokens and the
-        tokens before it."""
+        """Computes the numbers. sizes: [chunks], tokens of each chunk. context: [chunks], tokens of
+        the prompt before it."""
         sizes, context = sizes.astype(np.int64), context.astype(np.int64)
         tokens, pairs = int(sizes.sum()), int((sizes * context + sizes * (sizes + 1) // 2).sum())
         return cls(tokens, tokens + int(context[sizes > 0].sum()), pairs)
@@ -114,9 +127,9 @@ class ChunkSight:
 
 @dataclass(slots=True)
 class StateInputs:
-    """Slots of recurrent state that a row's or chunk's tokens update.
-    If a row doesn't fold, its state is left alone and read as it is: either its newest token is in
-    the state already (its last draw came too late and is repeated), or the row has ended."""
+    """Slots of recurrent state that decode rows and chunks read and update. A row with folds False
+    only reads its state. Its newest token is in the state already, because its sampling is repeated
+    in this step; or the row has ended."""
 
     slots: Tensor  # [S] of any integer dtype: slot of each decode row
     folds: Tensor  # [S] bool: True if the row's token updates the state
@@ -125,37 +138,45 @@ class StateInputs:
 
 @dataclass(slots=True)
 class StepInputs:
-    """All inputs of layers in a step."""
+    """All inputs of a step that layers read. tokens:
+    number of the step's tokens, padding included."""
 
     positions: Tensor  # [tokens] int64: rotary positions
-    # [tokens] int64: block * 16 + offset of a token's K and V (scratch block: discarded)
+    # [tokens] int64: where each token's K and V are stored: block * 16 + offset (padding: in the
+    # scratch block, which is never read)
     slots: Tensor
-    rows: int  # S, the decode rows at the front
+    rows: int  # S, number of decode queries, which come first
     decode: DecodeInputs | None
     prefill: PrefillInputs | None
     alone: DecodeInputs | None = (
-        None  # the same rows without prefix groups, for windows; None: `decode` has no groups
+        # `decode` without prefix groups, for layers with a window; None: `decode` has no groups
+        None
     )
-    # results of `ops.plan`, once a step
+    # kind of attention -> result of `ops.plan`, which runs once a step for each kind
     plans: dict[AttentionKind, Any] = field(default_factory=dict)
     by_layer: list[StepInputs] | None = (
-        None  # the step as each layer sees it, if layers keep K and V in different blocks
+        # the inputs for each layer, if layers store K and V in different blocks; None: all are
+        # equal
+        None
     )
     states: StateInputs | None = None  # None: no layer has recurrent state
-    # [tokens] int32: tags of the tokens' requests, if the model reads them
+    # [tokens] int32: tag of each token's request; None: the model doesn't read tags
     tags: Tensor | None = None
     kept: int | None = (
-        # number of leading tokens whose output is needed; for the others only K and V. None: all
+        # the output of only the first `kept` tokens is needed; of the others only K and V are.
+        # None: all
         None
     )
     layer_inputs: Tensor | None = (
-        None  # [tokens, layers, width]: each layer's input per token, beside the stream
+        # [tokens, layers, width]: per-layer inputs (layers/layer_inputs.py); None: the model has
+        # none
+        None
     )
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:
-        """Returns the rows for a layer with this window. With a window rows see different parts of
-        a shared prefix, so they are taken without groups. Raises ValueError if the step has them in
-        groups only."""
+        """Returns the decode queries for a layer with this window. With a window, rows of a group
+        see different parts of their prefix, so `alone` is returned, which has no groups. Raises
+        ValueError if the step has groups but no `alone`."""
         if window is None or self.decode is None or self.decode.groups is None:
             return self.decode
         if self.alone is None:
@@ -165,29 +186,29 @@ class StepInputs:
         return self.alone
 
     def keep(self, x: Tensor) -> Tensor:
-        """Returns the rows of x [tokens, ...] whose output is needed."""
+        """Returns the first `kept` rows of x [tokens, ...]: those whose output is needed."""
         return x if self.kept is None else x[: self.kept]
 
     @property
     def is_one_row(self) -> bool:
-        """True if the step is a single row without a group."""
+        """True if the step is one decode query without a prefix group."""
         lone = self.rows == 1 and self.prefill is None and self.positions.shape[0] == 1
         return lone and self.decode is not None and self.decode.groups is None
 
 
 @dataclass(slots=True)
 class Queries:
-    """The S queries of a step: each query's offset after the row's newest token, and its draft. A
-    row's queries are adjacent, offset 0, 1, ..."""
+    """The tokens of a step's S decode queries. Query 0 of a row has the row's newest token, query n
+    > 0 its n-th draft. A row's queries are adjacent."""
 
-    offset: Tensor  # [S] int32: 0 for the row's newest token
-    draft: Tensor  # [S] int32: the draft token, if offset > 0
+    offset: Tensor  # [S] int32: number of the query in its row, 0 for the newest token
+    draft: Tensor  # [S] int32: the query's draft token, if offset > 0
 
 
 @dataclass(slots=True)
 class SamplerInputs:
-    """Sampling parameters of n rows of logits, on the device. any_*: known to the host: True if any
-    row needs it."""
+    """Sampling parameters of n rows of logits, on the device. any_*: True if some row needs that
+    operation, as the host knows."""
 
     temperature: Tensor  # [n] float32
     top_p: Tensor  # [n] float32
@@ -195,19 +216,21 @@ class SamplerInputs:
     min_p: Tensor  # [n] float32
     seed: Tensor  # [n] int64
     sample: Tensor  # [n] int32
-    # [n] int32: position of the token to draw, counted from the prompt's first token
+    # [n] int32: position of the token to sample, counted from the prompt's first token
     position: Tensor
     any_filter: bool
-    any_random: bool  # False: every row is greedy (temperature 0), so no exponential is needed
+    # False: every row is greedy (temperature 0), so exponentials need not be computed
+    any_random: bool
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """A rank's range of a vocabulary shared by several ranks: column 0 of its logits is token
+    """A rank's range of a vocabulary that several ranks divide. Column 0 of its logits is token
     `first`, a multiple of TILE.
 
-    gather: x -> every rank's x, [ranks, *x.shape]. Shares differ by a tile if ranks don't divide
-    the tiles, so no shape and no count of `gather` calls may depend on a share."""
+    gather: function x -> every rank's x, [ranks, *x.shape]. Ranges differ by a tile if the ranks
+    don't divide the tiles, so neither the shape of x nor the number of calls may depend on a range.
+    """
 
     first: int
     size: int  # tokens of the whole vocabulary
@@ -217,12 +240,12 @@ class VocabularyPart:
 
     @property
     def largest_share(self) -> int:
-        """Tokens of the largest share, the same number on every rank."""
+        """Tokens of the largest range, the same number on every rank."""
         return -(-self.size // (TILE * self.ranks)) * TILE
 
     def columns(self, tokens: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Returns the columns of tokens [...] among this rank's `width` (0 for tokens of other
-        ranks), and a bool mask of its own tokens."""
+        """Returns the columns of tokens [...] in this rank's logits (0 for other ranks' tokens),
+        and a bool mask of the tokens in its range. width: number of its columns."""
         column = tokens - self.first
         mine = (column >= 0) & (column < width)
         return torch.where(mine, column, 0), mine
@@ -236,8 +259,8 @@ class VocabularyPart:
         return self.gather(x).sum(0)
 
     def best(self, score: Tensor, token: Tensor) -> Tensor:
-        """Returns the token [n] int64 of the rank with the largest score [n] float32, the first
-        rank among equals. Gathers 8 bytes a row."""
+        """Returns for each row the token of the rank with the largest score, [n] int64; among equal
+        scores, of the first rank. score: [n] float32. Gathers 8 bytes a row."""
         told = self.gather(torch.stack((score.view(torch.int32), token.to(torch.int32))))
         who = told[:, 0].view(torch.float32).argmax(0, keepdim=True)
         return told[:, 1].gather(0, who)[0].to(torch.int64)

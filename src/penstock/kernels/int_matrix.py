@@ -1,8 +1,8 @@
-"""Integers in memory: the one layout of weights in four and eight bits that loading makes and
-products take.
+"""Layout of weights in four- and eight-bit integers in memory. Loading makes it, and products read
+it.
 
-A number stands for (number - zero) * scale, with one scale, and optionally one zero, for every
-group of K / G neighbours.
+A stored number means (number - zero) * scale, with one scale, and optionally one zero, for every
+group of K / G neighbours. N outputs (rows of the matrix), K inputs, G groups of a row.
 
   8 bits   int8 [N, K], -128 to 127; without zeros the zero is 0
   4 bits   uint8 [N, K / 2], each byte two numbers of 0 to 15; without zeros the zero is 8
@@ -16,15 +16,15 @@ in its high half.
   low half  k = 0 k = 1 ... k = 15 | k = 32 ...
   high half k = 16   k = 17 ... k = 31 | k = 48 ...
 
-So a load of 16 bytes brings 32 neighbours of one group (groups are multiples of 32). Its `& 15` and
-`>> 4` match two contiguous runs of 16 numbers of a row of x: no interleaving."""
+So a load of 16 bytes gives 32 neighbours of one group (groups are multiples of 32). The results of
+`& 15` and `>> 4` belong to two contiguous runs of 16 inputs, so nothing has to be interleaved."""
 
 from __future__ import annotations
 
 from torch import Tensor, stack
 
 SPAN = 32  # neighbours packed together
-ZERO_OF_FOUR = 8  # the zero of four bits if none are stored
+ZERO_OF_FOUR = 8  # the zero of four-bit numbers without stored zeros
 
 
 def pack_four(numbers: Tensor) -> Tensor:

@@ -1,18 +1,19 @@
-"""LayerKv: K and V of one layer as kernels write and read them, and the dtypes they are stored in.
+"""LayerKv: the KV cache of one layer, and its storage layout.
 
   storage [blocks, kv_heads, bytes]      K and V of a block and KV head are adjacent
     plain     | K 16 x width, the model's dtype | V 16 x width, the same |
     values    | K 16 x width, the model's dtype | V 2 x width x 8, e4m3 |
     both      | K 16 x width, e4m3 | V 2 x width x 8 |
 
-A number in eight bits stands for scale * e4m3, with one scale a KV head. Writers store e4m3(clamp(x
-* (1 / scale))), within 448, of the x that a plain layer would store. Readers widen it before
-computing, which is exact, so all readers of a token see the same numbers. Keys alone are never in
-eight bits.
+A number in eight bits means scale * e4m3, with one scale a KV head. Writers store e4m3(clamp(x * (1
+/ scale))), clamped to 448, where x is the number that a plain layout would store. Readers widen it
+before computing, which is exact, so all readers of a token see the same numbers. There is no layout
+with only K in eight bits.
 
-V in eight bits is transposed, 8 tokens side by side: an output is a sum over tokens, and tensor
-cores take neighbours along the sum from one register. (1,000 rows of 640 tokens, width 128, on an
-H200: 16 side by side 420 us, 8 331, 4 355; copied 307.) Knows heads and bytes; no tokens."""
+V in eight bits is transposed: the numbers of 8 tokens are adjacent. An output is a sum over tokens,
+and tensor cores take neighbours along the sum from one register. For 1,000 rows of 640 tokens,
+width 128, on an H200, attention takes 331 us with 8 adjacent tokens, 420 us with 16 and 355 us with
+4; copying as many bytes takes 307 us. Knows heads and bytes; no tokens."""
 
 from __future__ import annotations
 
@@ -24,17 +25,18 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
-TURNED = 8  # tokens whose V is side by side in eight bits
-# least scale allowed: kernels mask scores by a large number, which is multiplied by the scale too
+TURNED = 8  # adjacent tokens of V in eight bits
+# The least accepted scale: kernels mask scores by a large negative number, which must stay
+# large when it is multiplied by the scale.
 LEAST_KV_SCALE = 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
 class KvForm:
-    """Storage form of a layer's K and V.
+    """Storage layout of a layer's K and V.
 
-    scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 for a plain one); None:
-    both are plain. value_width: numbers of a value; None: as many as of a key."""
+    scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 if K or V is plain);
+    None: both are plain. value_width: numbers of a value; None: as many as of a key."""
 
     kv_heads: int
     width: int
@@ -54,12 +56,13 @@ class KvForm:
 
     @property
     def eight(self) -> int:
-        """Parts in eight bits: 0 none, 1 values, 2 keys and values."""
+        """Number that tells which parts are in eight bits: 0: none, 1: values, 2:
+        keys and values."""
         return (self.keys == E4M3) + (self.values == E4M3)
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one block of one KV head."""
+        """Bytes of one KV head in a block: K and V of 16 tokens."""
         return self._key_bytes + BLOCK_SIZE * self._value_width * self.values.itemsize
 
     @property
@@ -86,7 +89,7 @@ class KvForm:
         )
 
     def plain(self, dtype: torch.dtype) -> KvForm:
-        """Returns the form that stores the same numbers in the model's dtype."""
+        """Returns the layout for the same heads with K and V in `dtype`."""
         return replace(self, keys=dtype, values=dtype, scales=None)
 
     @property
@@ -105,10 +108,10 @@ class LayerKv:
     keys: Tensor  # [blocks, kv_heads, 16, width], a view
     # [blocks, kv_heads, 16, value width]; in eight bits [blocks, kv_heads, 2, value width, 8]
     values: Tensor
-    # [blocks, ...]: each block's bytes are contiguous; other layers may lie between blocks
+    # [blocks, ...]: a block's bytes are contiguous; between blocks there may be other layers' data
     storage: Tensor
     scales: Tensor | None = None  # [2, kv_heads] float32, from KvForm
-    # [kv_heads] int32, zeros between launches: counters for programs that share a row
+    # [kv_heads] int32, zeros between launches: counters of finished programs that share a row
     arrived: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,20 +129,21 @@ class LayerKv:
 
     @property
     def eight(self) -> int:
-        """Parts in eight bits; see KvForm."""
+        """Number that tells which parts are in eight bits; see KvForm.eight."""
         return (self.keys.dtype == E4M3) + (self.values.dtype == E4M3)
 
     def worth(self, blocks: Tensor) -> Tensor:
-        """Returns the stored numbers of blocks [n] int64, scaled: [n, kv_heads, 2, 16, width]
-        float32."""
+        """Returns K and V of some blocks as float32, with scales applied: [n, kv_heads, 2, 16,
+        width]. blocks: [n] int64."""
         parts = (take_blocks(part, blocks).float() for part in (self.keys, self.values))
         both = torch.stack(tuple(parts), 2)
         return both if self.scales is None else both * self.scales.T[:, :, None, None]
 
 
 def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
-    """Returns a view of part [blocks, ...], whose blocks may lie apart, as rows [rows, numbers],
-    each `step` after the one before; and the distance of two blocks in rows."""
+    """Views K or V [blocks, ...] as rows [rows, numbers], of which each begins `step` numbers after
+    the one before; gaps between blocks are rows too. Returns the view, and the number of rows from
+    a block to the next."""
     own = part.shape[1:].numel() // numbers
     if step == numbers and part.is_contiguous():
         return part.view(-1, numbers), own
@@ -148,14 +152,14 @@ def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
 
 
 def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:
-    """Converts indices of rows. index: counted with `own` rows a block. Returns them for blocks
-    that are `apart` rows from each other."""
+    """Converts row indices that count `own` rows a block to indices into a view whose blocks are
+    `apart` rows apart, such as that of `in_rows`."""
     return index if own == apart else index + index // own * (apart - own)
 
 
 def take_blocks(part: Tensor, index: Tensor) -> Tensor:
-    """Returns entries of K or V along the first dimension, [n, kv_heads, 16, width]. torch can't
-    index float8, so bytes are moved."""
+    """Returns blocks index [n] of K or V, `part`, as a copy [n, kv_heads, 16, width]. It views
+    float8 as bytes, since torch can't index float8."""
     if part.dtype != E4M3:
         return part.index_select(0, index)
     taken = part.view(torch.uint8).index_select(0, index).view(E4M3)

@@ -1,4 +1,4 @@
-"""Heads and small weights of a Mamba2 recurrence (arXiv:2405.21060). Knows shapes; no kernel.
+"""Heads and small weights of a Mamba2 layer (arXiv:2405.21060). Knows shapes; no kernel.
 
 A head keeps a state S [state width, head width] per sequence. A token with x, B and C changes it by
 its step dt; heads of one group share B and C:
@@ -6,14 +6,15 @@ its step dt; heads of one group share B and C:
   S <- exp(dt a) S + dt B x        output: C S + skip x
   dt = softplus(given + step bias)    a = -exp(A_log)
 
-x, B and C come from a short convolution and silu. Another operation gates and norms the output."""
+`given` is the token's output of the layer's first product for dt. x, B and C come from a short
+convolution and silu. Another operation gates and norms the output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # configs are read without torch
+if TYPE_CHECKING:  # this module is imported to read configs, which needs no torch
     from torch import Tensor
 
 
@@ -28,12 +29,12 @@ class Mamba2Heads:
 
     @property
     def size(self) -> int:
-        """Numbers of a token's x, of its gate and of its output."""
+        """Numbers of a token's x over all heads; its gate and its output have as many."""
         return self.heads * self.head_width
 
     @property
     def group_size(self) -> int:
-        """Numbers of a token's B, and of its C."""
+        """Numbers of a token's B over all groups; its C has as many."""
         return self.groups * self.state_width
 
     @property

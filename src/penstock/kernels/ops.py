@@ -1,9 +1,10 @@
-"""Ops: the operations of a forward pass as callables for layers and the runner, with the reason for
-each choice.
+"""Ops: the operations of a forward pass, as callables. Layers and the runner use them.
 
-Defines the contract (shapes, dtypes, which inputs may be overwritten) and computes nothing;
-`choose` fills it from the columns. T is the step's tokens (decode rows first, then chunks), d the
-hidden size, H query heads, Hkv KV heads, D their width."""
+This file defines their contract: shapes, dtypes, and which inputs may be overwritten. `choose`
+fills in the functions of a column (a package of implementations: `reference` or `triton`). T is the
+number of a step's tokens (decode queries first, then chunks), d the hidden size, H the query heads,
+Hkv the KV heads, D numbers of a head. A row of the batch is one sequence. `form` is the
+representation of rows for the next product (`kernels/fp8_rows.py`)."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ from penstock.kernels.state_forms import LatentKv
 
 class RotaryAndStore(Protocol):
     """Norms (if weights are given) and rotates q and k of a fused product, and stores k and v at
-    `inputs.slots`.
+    `inputs.slots`. Returns q [T, H, D].
 
-    qkv: [T, (H + 2 Hkv) * D] (`kind.keys_as_values`: [T, (H + Hkv) * D]), rows may have gaps; may
-    be overwritten, and q may be a view of it. cos_sin: [max_pos, 2, D / 2] float32; the two halves
-    of a head rotate together (HF's "rotate half"). plan: from `plan`. kv None: qkv is q alone [T, H
-    * D], of a layer that reads another's K and V, and nothing is stored. Returns q [T, H, D].
-    Eight-bit storage is made from the rounded numbers that plain storage would hold."""
+    qkv: [T, (H + 2 Hkv) * D], or with `kind.keys_as_values` [T, (H + Hkv) * D]; there may be gaps
+    between its rows. It may be overwritten, and the returned q may be a view of it. cos_sin:
+    [max_pos, 2, D / 2] float32; the two halves of a head rotate together (HF's "rotate half").
+    plan: from `Ops.plan`. kv None: the layer reads another layer's K and V; qkv is q alone [T, H *
+    D], and nothing is stored. Eight-bit numbers are made from the rounded numbers that a plain
+    layout would store."""
 
     def __call__(
         self,
@@ -50,14 +52,14 @@ class RotaryAndStore(Protocol):
 
 
 class Attention(Protocol):
-    """Attends decode rows (first over their prefix group, if any), then chunks, over one layer's
-    paged cache.
+    """Computes attention of decode queries (which continue from their group's prefix, if they have
+    one) and of chunks, over one layer's paged cache.
 
     q: [T, H, D]; returns [T, H, D]. Numbers stored in eight bits are widened to q's dtype; K's
     scale is applied to scores and V's to the output, both in float32. With a window a query at
-    position p sees the keys p - window + 1 .. p, and rows are taken without groups
-    (`StepInputs.decode_for`). plan: from `plan`. sinks: [H] float32, a score per head that joins
-    the softmax and has no value (arXiv:2309.17453; gpt-oss)."""
+    position p sees the keys p - window + 1 .. p, and prefix groups are not used
+    (`StepInputs.decode_for`). plan: from `Ops.plan`. sinks: [H] float32, a score per head that
+    takes part in the softmax without a value (arXiv:2309.17453; gpt-oss)."""
 
     def __call__(
         self,
@@ -76,8 +78,9 @@ class LatentStore(Protocol):
 
     given: [T, rank + turning], a latent before its norm, and the rotating key that all heads share.
     q: [T, H, still + turning], whose last `turning` are rotated in place. norm: [rank]. cos_sin:
-    [max_pos, 2, turning / 2] float32; the two halves rotate together. plan: from `plan`. Stores at
-    `inputs.slots` the normed latent, in eight bits if `kv` has a scale, and the rotated key."""
+    [max_pos, 2, turning / 2] float32; the two halves rotate together. plan: from `Ops.plan`. At
+    `inputs.slots` it stores the normed latent, in eight bits if `kv` has a scale, and the rotated
+    key."""
 
     def __call__(
         self,
@@ -93,16 +96,16 @@ class LatentStore(Protocol):
 
 
 class AttentionOverLatents(Protocol):
-    """Attends decode rows (first over their prefix group, if any), then chunks, over one layer's
-    latents.
+    """Computes attention of decode queries (which continue from their group's prefix, if they have
+    one) and of chunks, over one layer's latents.
 
     q: [T, H, still + turning], rotated. up: [H, still + value, rank], which makes a head's key
-    (except the rotating part) and value from a latent's first `rank` numbers. kind.latent: the
-    sizes. Returns [T, H, value].
-    Two forms differ only in rounding. Rows take the absorbed form: queries are multiplied by the
-    keys' part of `up` and score the latents themselves; the values' part is applied after the
-    weighted sum. Chunks with enough tokens that see few other tokens (`LatentSizes.expands`) take
-    the expanded form: keys and values are made."""
+    (except the rotating part) and value from a latent's first `rank` numbers. kind.latent: these
+    widths, a LatentSizes. Returns [T, H, value]. There are two ways to compute it, which differ
+    only in rounding. Decode rows use the absorbed form: queries are multiplied by the keys' part of
+    `up` and then by the latents; the values' part of `up` is applied to the weighted sum of
+    latents. Chunks with many tokens that see few other tokens (`LatentSizes.expands`) use the
+    expanded form: keys and values are made from the latents."""
 
     def __call__(
         self,
@@ -121,9 +124,9 @@ class GatedConvolution(Protocol):
 
     given: [T, 3c]: gate of the values, gate of the output, the values. weight: [c, taps], the
     newest token's last. bias: [c] or None. window: [slots, taps, c], each slot's last inputs,
-    position p at p % taps. `inputs.states` gives a row's or chunk's slot, and whether a row's
-    newest token enters it. Returns [T, c]: output gate * convolution of (value gate * value); that
-    product and the convolution are rounded."""
+    position p at p % taps. `inputs.states` has the slot of each row and chunk, and tells whether a
+    row's newest token updates it. Returns [T, c]: output gate * convolution of (value gate *
+    value). The product in brackets and the convolution are rounded to the model's dtype."""
 
     def __call__(
         self, given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
@@ -135,11 +138,11 @@ class DeltaRule(Protocol):
     `kernels/delta_rule.py`).
 
     given: [T, channels + value_size]: q, k and v before the convolution, and z; rows may have gaps.
-    rates: [T, 2 * value_heads]: inputs of b, then of a. window: [slots, taps, channels], as for a
-    gated convolution. matrix: [slots, value_heads, key_width, value_width] of any float dtype,
-    updated in float32. `inputs.states` gives a row's or chunk's slot, and whether a row's newest
-    token updates it. Returns [T, value_size]. q, k and v are rounded after silu, the output before
-    and after its norm."""
+    rates: [T, 2 * value_heads]: the numbers from which the rates b and then the decays a are
+    computed. window: [slots, taps, channels], as for a gated convolution. matrix: [slots,
+    value_heads, key_width, value_width] of any float dtype, updated in float32. `inputs.states` has
+    the slot of each row and chunk, and tells whether a row's newest token updates it. Returns [T,
+    value_size]. q, k and v are rounded after silu, the output before and after its norm."""
 
     def __call__(
         self,
@@ -159,8 +162,8 @@ class Mamba2Scan(Protocol):
 
     given: [T, columns]: z, the convolution's input, dt. window: [slots, taps, channels], as for a
     gated convolution. matrix: [slots, heads, state_width, head_width] of any float dtype, updated
-    in float32. `inputs.states` gives a row's or chunk's slot, and whether a row's newest token
-    updates it. Returns [T, size]. x, B and C are rounded after silu, and so is the output."""
+    in float32. `inputs.states` has the slot of each row and chunk, and tells whether a row's newest
+    token updates it. Returns [T, size]. x, B and C are rounded after silu, and so is the output."""
 
     def __call__(
         self,
@@ -174,8 +177,9 @@ class Mamba2Scan(Protocol):
 
 
 class TokenLogprobs(Protocol):
-    """Returns chosen [m], rank [m], ids and logprobs of the top [m, k]. logits: [m, vocabulary],
-    raw. tokens: [m]."""
+    """Returns for each of m rows the log-probability of its token [m] and the token's rank [m], and
+    ids and log-probabilities of the k most likely tokens [m, k]. logits: [m, vocabulary], raw.
+    tokens: [m]."""
 
     def __call__(
         self, logits: Tensor, tokens: Tensor, k: int
@@ -184,49 +188,54 @@ class TokenLogprobs(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class OneRowOps:
-    """Operations of a layer for a single row, in fewer launches. They take prepared weights and
-    give the numbers of the separate operations of Ops, within the dtype's rounding. residual None:
-    x starts the stream."""
+    """Fused operations for a step of one row, with fewer launches. They take prepared weights and
+    compute the same as the separate operations of Ops, up to the dtype's rounding. residual None: x
+    starts the residual stream."""
 
-    # x, residual [1, d], weight of the norm, eps, weight of qkv, bias, cos_sin, inputs, kv, H, Hkv,
-    # D; weight and KV are plain -> q [1, H, D], rotated, with k and v stored; the next residual
+    # (x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D)
+    # -> (rotated q [1, H, D], next residual); stores k and v. Weight and KV are unquantized.
     norm_qkv: Callable[..., tuple[Tensor, Tensor]]
-    # product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, kind, sinks [H] or None, form of the
-    # output ("wide" if the form is not available)
-    rotate_and_attend: Callable[..., Rows]  # -> [1, H * D]; k and v are stored
-    # x, residual [1, d], weight of the norm, eps, weight of gate_up, form as above
-    norm_gate: Callable[..., tuple[Rows, Tensor]]  # -> silu(gate) * up [1, F], the next residual
+    # (output of the qkv product [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, kind, sinks [H] or None,
+    # form) -> attention's output. If it can't be written in `form`, it is wide.
+    rotate_and_attend: Callable[..., Rows]  # [1, H * D]; stores k and v
+    # (x, residual [1, d], norm's weight, eps, gate_up's weight, form as above)
+    norm_gate: Callable[..., tuple[Rows, Tensor]]  # -> (silu(gate) * up [1, F], next residual)
 
 
 @dataclass(slots=True, frozen=True)
 class Ops:
-    """One callable per operation. why: operation -> (column, reason), for stats and doctor."""
+    """One callable per operation. Comments give arguments -> result. why: operation -> (column,
+    reason), for stats and `penstock doctor`."""
 
     dtype: torch.dtype  # dtype of the model's rows
-    # weight [out, in] -> argument of `linear`; called once, at load
+    # weight [out, in] -> the second argument of `linear`; called once, at load
     prepare_linear: Callable[[Tensor], Any]
     # x [T, in], prepared weight, bias [out] | None -> [T, out]
     linear: Callable[[Tensor, Any, Tensor | None], Tensor]
     # x [T, in], prepared weight [2F, in] (the gate's rows first), "silu" or "gelu_tanh" ->
-    # act(gate) * up [T, F], rounded once; None if `linear` and then the gate are as fast
+    # act(gate) * up [T, F], rounded once; None: `linear` followed by silu_mul or gelu_mul is as
+    # fast
     linear_gated: Callable[[Tensor, Any, str], Tensor | None]
-    # weight [out, in] e4m3, a scale a row [out], the model's dtype -> argument of `linear_fp8`: an
-    # object with `form` (rows -> form of rows) and `streamed` (argument of the fused operations)
+    # weight [out, in] e4m3, a scale a row [out], the model's dtype -> the second argument of
+    # `linear_fp8`, an object with `form` (function: number of rows -> representation of rows that
+    # the product needs) and `streamed` (argument of the fused one-row operations)
     prepare_linear_fp8: Callable[[Tensor, Tensor, torch.dtype], Any]
-    linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear, x in any form
+    linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear; x may be quantized
     # weight [out, in] e4m3, scale [out, ceil(in / 128)] float32: one for each 128 neighbours of a
-    # row (the last may be short), the model's dtype -> argument of `linear_fp8_groups`
+    # row (the last group may be short), the model's dtype -> the second argument of
+    # `linear_fp8_groups`
     prepare_linear_fp8_groups: Callable[[Tensor, Tensor, torch.dtype], Any]
     linear_fp8_groups: Callable[[Tensor, Any, Tensor | None], Tensor]  # like linear
     # numbers, scales and zeros (or None) in the layout of kernels/int_matrix.py, the model's dtype
-    # -> argument of `linear_int`: an object with `form` and `streamed`, see above
+    # -> the second argument of `linear_int`, an object with `form` and `streamed`, see above
     prepare_linear_int: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
-    linear_int: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear, x in the object's form
+    linear_int: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear; x as `form` says
     # numbers, scales and factors of rows' scales (or None) in the layout of kernels/fp4_matrix.py,
-    # the model's dtype -> argument of `linear_fp4`: an object with `form` and `streamed`, see above
+    # the model's dtype -> the second argument of `linear_fp4`, an object with `form` and
+    # `streamed`, see above
     prepare_linear_fp4: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
-    linear_fp4: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear, x in the object's form
-    quantize_rows: Callable[[Tensor, Form], Fp8Rows | FixedRow]  # x [T, K]
+    linear_fp4: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear; x as `form` says
+    quantize_rows: Callable[[Tensor, Form], Fp8Rows | FixedRow]  # x [T, K], form
     # x [T, d], weight [d], eps, form -> [T, d]. A float32 weight is applied before rounding to x's
     # dtype.
     rms_norm: Callable[[Tensor, Tensor, float, Form], Rows]
@@ -235,8 +244,7 @@ class Ops:
     add_rms_norm: Callable[
         [Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]
     ]
-    # inputs, kind, cos_sin, dtype of queries -> data shared by layers of one kind, computed once a
-    # step
+    # inputs, kind, cos_sin, dtype of queries -> data that all layers of a kind share in a step
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
     # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
@@ -245,7 +253,7 @@ class Ops:
     # x [T, F], gate [T, F], rows may have gaps, form -> x * sigmoid(gate), rounded once
     sigmoid_mul: Callable[[Tensor, Tensor, Form], Rows]
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
-    # experts of a layer -> argument of `experts`; called once, at load
+    # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
     # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
     # k experts (the lower number among equal scores), weighted and summed in float32
@@ -265,43 +273,47 @@ class Ops:
     add_opened: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
     # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     softcap: Callable[[Tensor, float], Tensor]
-    # ids [T], table [rows, d], token of its first row (None: the table is whole) -> [T, d], 0 for
-    # tokens outside the table
+    # ids [T], table [rows, d], token id of its first row (None: the table has all tokens) -> [T,
+    # d]; 0 for tokens outside the table
     embed: Callable[..., Tensor]
-    copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # storages of KV, src [c], dst [c]
+    # storage of each layer's KV, source blocks [c], target blocks [c]
+    copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]
     # logits [n, vocabulary] -> tokens [n] int32; reference/sampling/sample.py
     sample: Callable[[Tensor, SamplerInputs], Tensor]
     token_logprobs: TokenLogprobs
     # The next three change float32 logits in place, in some rows: reference/sampling/penalties.py.
-    apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows, ids, values [m]
+    apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits; rows, ids, values [m]
     # logits, rows [m], ids [m, j], active [m]
     bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     apply_penalties: Callable[..., None]
     one_row: OneRowOps | None = None
-    binaries: Binaries | None = None  # None: kernels are not compiled
+    binaries: Binaries | None = None  # None: no kernel has to be compiled
     why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)
 
 
 @dataclass(slots=True, frozen=True)
 class RowOps:
-    """Operations that read and write the rows' columns on the device by row id, so that a step
-    needs no data from the host. rows: an object with the columns of `kernels.row_state.RowState`.
-    """
+    """Operations on the per-row arrays on the device (`kernels.row_state.RowState`), which they
+    index by row id. So a step needs little data from the host. Comments give arguments -> result.
+    rows: the RowState."""
 
-    join: Callable[..., None]  # packed [k, words] (row_state.pack_joins), rows
-    grow: Callable[..., None]  # new blocks [m, 3], rows
-    # row_ids, queries, rows: replaces drafts equal to FROM_DEVICE by the row's own, rows.drafts
+    join: Callable[..., None]  # packed [k, words] (row_state.pack_joins), rows: starts k rows
+    grow: Callable[..., None]  # new blocks [m, 3], rows: adds blocks to rows' block tables
+    # row_ids, queries, rows: replaces drafts equal to FROM_DEVICE with tokens of rows.drafts
     take_drafts: Callable[..., None]
-    # row_ids, queries, rows, slot_token, dump block -> token_ids, positions, slots
+    # row_ids, queries, rows, slot_token, dump block, and the outputs token_ids, positions, slots
     prepare: Callable[..., None]
-    advance: Callable[..., Tensor]  # row_ids, queries, drawn, rows, told -> told
-    sample_scratch: Callable[..., Any]  # rows, vocabulary, device -> scratch of the next three
+    # row_ids, queries, sampled tokens, rows, buffer -> tokens for the host
+    advance: Callable[..., Tensor]
+    # number of rows, vocabulary, device -> scratch memory of the next three
+    sample_scratch: Callable[..., Any]
     # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch, part
     # (VocabularyPart or None)
     adjust: Callable[..., None]
     # logits, row_ids, position, rows, scratch, tokens, filters=, adjusts=, part= -> tokens
     sample_rows: Callable[..., Tensor]
     logprobs_rows: Callable[..., None]  # logits, row_ids, rows, tokens, most, scratch, out
-    block_copier: Callable[[list[Tensor]], Any]  # layers -> an object with copy(src [c], dst [c])
-    # True: kernels are compiled for few sizes and steps may be captured, so sizes are padded
+    # storage of each layer's KV -> an object with copy(source blocks [c], target blocks [c])
+    block_copier: Callable[[list[Tensor]], Any]
+    # True: kernels are compiled, and steps may be captured as graphs, so sizes are padded to a few
     compiled: bool

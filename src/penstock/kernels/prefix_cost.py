@@ -1,9 +1,10 @@
-"""Cost of attending rows as a prefix group: attention times of a column, measured on a device.
+"""Times of attention with and without prefix groups. By them the scheduler decides which rows share
+a prefix.
 
-Each column with groups has a `prefix_cost.py` with its figures; this module has their types and
-computes times for a model. Knows heads and bytes; the scheduler decides which rows share.
-`benchmarks/prefix_groups.py` measures the figures, and docs/design/prefix_groups.md tells how well
-they decide."""
+Each column (package of implementations) has a `prefix_cost.py` with times measured on a device.
+This module has their types and computes the times for a model. Knows heads and bytes; no rows.
+`benchmarks/prefix_groups.py` measures the times; docs/design/prefix_groups.md tells how good the
+decisions are."""
 
 from __future__ import annotations
 
@@ -18,33 +19,37 @@ from penstock.kernels.ops import Ops
 
 @dataclass(slots=True, frozen=True)
 class PrefixCostTimes:
-    """Times of one layer's attention, in seconds. The fields are those of
-    `schedule.prefix_groups.SharingCosts`."""
+    """Times of one layer's attention in seconds, with the fields of
+    `schedule.prefix_groups.SharingCosts`. A member is a row of a prefix group; a tile is the
+    members that one program handles."""
 
-    member_token: float  # per shared token that a row reads by itself
-    member: float  # per row that continues from its group's result
-    tile_token: float  # per shared token that a tile of members reads
+    member_token: float  # per row and token of the prefix, if each row reads the prefix itself
+    member: float  # per row of a group, for joining the group's result with the row's own tokens
+    tile_token: float  # per tile and token of the prefix, if the members of a tile read it together
     tile_members: int
-    step: float  # per launch for groups
+    step: float  # per step that has any group, for the additional launch
 
 
 @dataclass(slots=True, frozen=True)
 class MeasuredSharing:
-    """Times measured on one device, per byte of KV, so that they apply to any head shape. bf16."""
+    """The same times measured on one device in bf16, per byte of KV, so that they apply to any head
+    shape."""
 
     device: str
     member_byte: (
-        float  # seconds per byte of shared K and V that a row reads by itself, from a cache
+        # seconds per byte of the prefix's K and V that a row reads itself; it is mostly in the
+        # GPU's or CPU's cache
+        float
     )
     member: float  # seconds per byte of one token's K and V
-    tile_byte: float  # seconds per byte that a tile reads
-    step: float  # seconds
+    tile_byte: float  # seconds per byte of the prefix's K and V that a tile reads
+    step: float  # seconds per step that has any group
 
     def times(
         self, kv_heads: int, width: int, tile_members: int, kv_share: float = 1.0
     ) -> PrefixCostTimes:
-        """Returns the times for a head shape. kv_share: bytes of K and V relative to bf16, if fewer
-        bytes are read faster."""
+        """Returns the times for a head shape. width: numbers of a head. tile_members: rows of a
+        tile. kv_share: bytes of K and V relative to bf16; 1 if fewer bytes are not read faster."""
         kv_bytes = 4 * kv_heads * width  # bytes of a token in a layer
         read = kv_bytes * kv_share
         return PrefixCostTimes(
@@ -57,7 +62,8 @@ class MeasuredSharing:
 
 
 class PrefixCost(Protocol):
-    """A function that returns a column's times for a head shape on a device."""
+    """Type of the functions `prefix_cost`, which return a column's times for a head shape on a
+    device."""
 
     def __call__(
         self,
@@ -79,7 +85,8 @@ def prefix_cost_times(
     device: torch.device,
     kv_share: float = 1.0,
 ) -> PrefixCostTimes:
-    """Returns the times for the attention column of these ops."""
+    """Returns the times of the attention in `ops`. width: numbers of a head. kv_share: bytes of K
+    and V relative to the model's dtype."""
     found: PrefixCost = import_module(
         f"penstock.kernels.{ops.why['attention'][0]}.attention.prefix_cost"
     ).prefix_cost

@@ -1,4 +1,4 @@
-"""Routing: how a router's scores become experts and weights. Knows numbers alone; no torch."""
+"""Routing: rules by which scores choose and weight experts. Knows numbers alone; no torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Rules that choose a token's `top_k` experts by its scores, one per expert, and weigh their
-    outputs.
+    """Rules of a router, which gives a token a score for each expert. The token's `top_k` experts
+    are chosen by an expert's value, and the values of the chosen experts become the weights of
+    their outputs.
 
-    sigmoid: an expert's worth is the sigmoid of its score; else the softmax over all. groups:
-    number of equal groups of experts, of which a token uses `kept_groups`: those with the largest
-    sum of their two best (DeepSeek-V3, arXiv:2412.19437), or if not `paired` with the largest best
-    (DeepSeek-V2); 1: no groups. renormalise: divide a token's weights by their sum, which is at
-    least `least`, plus `added`. scale: final factor of weights."""
+    sigmoid: True: an expert's value is the sigmoid of its score; False: the softmax over all
+    scores. groups: number of equal groups of experts; 1: no groups. A token uses experts of
+    `kept_groups` groups only: those with the largest sum of their two best values if `paired`
+    (DeepSeek-V3, arXiv:2412.19437), else those with the largest value (DeepSeek-V2). renormalise:
+    True divides a token's weights by max(their sum, `least`) + `added`. scale: factor of the
+    weights, applied last."""
 
     top_k: int
     renormalise: bool

@@ -1,15 +1,15 @@
-"""RowState: the device's columns of rows, declared in the row table, and the transfer of joining
-rows to them.
+"""RowState: the per-row arrays on the device. A row is a sequence's place in the batch.
+penstock/row_table.py declares the arrays (columns). New rows are sent from the host as packed
+words.
 
-Knows columns, block tables and end ids; no sequences, no model. A row is a sequence's place in the
-batch. Columns are views of one buffer of 32-bit words, so that two small tables scatter a joining
-row's words:
+Knows columns, block tables and end ids; no sequences, no model. Columns are views of one buffer of
+32-bit words, so that two small tables suffice to scatter a new row's words:
 
-  word w of a joining row goes to word base[w] + row * stride[w]
+  word w of a new row goes to word base[w] + row * stride[w]
 
-A row has `length` tokens whose K and V are stored, `last_token` (at position `length`, not stored
-yet) and a block table. After it is `done`, it doesn't change until another sequence joins under its
-number."""
+A row has `length` tokens whose K and V are stored, the newest token `last_token` (at position
+`length`, K and V not stored yet) and a block table. After it is `done`, it doesn't change until
+another sequence gets its number."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TORCH = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}
 
 
 class RowState:
-    """Columns of `max_rows` rows, and of one dead row after them for padding.
-    Each field of the row table is an attribute: a tensor [rows], or [rows, width], of its dtype."""
+    """Arrays of `max_rows` rows, and of one more row at the end that pads batches. Each field of
+    penstock/row_table.py is an attribute: a tensor [rows], or [rows, width], of its dtype."""
 
     block_table: Tensor  # [rows, blocks] int32
-    # [rows, MAX_DRAFTS] int32: tokens that the device guesses for positions length + 1 and on
+    # [rows, MAX_DRAFTS] int32: draft tokens made on the device, for positions length + 1 and on
     drafts: Tensor
     end_ids: Tensor  # [ends] int64
     is_end: Tensor  # [vocabulary] bool
@@ -81,12 +81,12 @@ class RowState:
 
 
 def pack_joins(joins: Any, bias_start: NDArray[np.integer], out: NDArray[np.int32]) -> None:
-    """Writes k rows of schedule.step.Joins into out [k or more, JOIN_WORDS + width] int32; lines
-    after k are marked empty.
+    """Packs k new rows (schedule.step.Joins) into out [k or more, JOIN_WORDS + width] int32, for
+    `join`. Lines after the k-th are marked empty.
 
-    bias_start: [k], start of each row's biases in the device's pool. width: at least that of
-    joins.blocks; entries beyond it are the scratch block, and so are the table's entries beyond
-    out's width."""
+    bias_start: [k], start of each row's biases in the pool of biases on the device. The last
+    `width` words of a line are the row's block table, filled up with the scratch block; width is at
+    least that of joins.blocks."""
     k, brought = joins.blocks.shape
     out[k:, 0] = -1
     out[:k, :JOIN_WORDS] = joins.records.view(np.int32).reshape(k, JOIN_WORDS)

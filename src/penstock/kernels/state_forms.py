@@ -1,12 +1,13 @@
-"""State forms: the state that a part of a layer keeps per sequence between steps, as bytes of a
-storage.
+"""Layouts of the state that layers keep between steps. Each is called a form, and describes the
+state as bytes of a storage.
 
   paged      a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
              head; LatentForm: one vector a token, whose first part is its value
-  recurrent  one slot per sequence, of a fixed size. RecurrentForm: named arrays
+  recurrent  a slot of fixed size per sequence. RecurrentForm: named arrays
 
 A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets,
-roofline and the simulator count forms. Knows shapes and bytes; no rows, no owners of blocks."""
+roofline and the simulator compute sizes from forms. Knows shapes and bytes; no rows, no allocation
+of blocks."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
-ALIGN = 16  # bytes: arrays of a slot are aligned to this for kernels' wide loads
+# bytes: arrays in a slot begin at multiples of this, so that kernels can load 16 bytes at once
+ALIGN = 16
 
 
 class PagedForm(Protocol):
-    """A form with a separate part for each token."""
+    """The interface of layouts with a separate part for each token, stored in blocks of 16
+    tokens."""
 
     @property
     def keys(self) -> torch.dtype:
@@ -46,24 +49,25 @@ class PagedForm(Protocol):
         """Returns views of storage [blocks, *block_shape] uint8 for the layer's operations."""
 
     def plain(self, dtype: torch.dtype) -> PagedForm:
-        """Returns the form that stores the same numbers in the model's dtype."""
+        """Returns the layout of the same state stored in `dtype`, without quantization."""
 
 
 @dataclass(slots=True)
 class LatentKv:
-    """A layer's latents in one storage, read by all heads: the whole vector is the key, its first
-    part the value."""
+    """A layer's latents in one storage. All heads read the same vector of a token: the whole vector
+    is the key, its first part is the value."""
 
-    # [blocks, 16, width], a view; with a scale only the part in eight bits, [blocks, 16,
-    # value_width] e4m3
+    # a view: [blocks, 16, width]; with a scale, the part in eight bits [blocks, 16, value_width]
+    # e4m3
     latent: Tensor
     value_width: int  # length of a vector's first part, its value
     beside: Tensor | None = (
-        None  # beside a scale: the rest of each vector, [blocks, 16, width - value_width], a view
+        # a view: with a scale, the rest of each vector [blocks, 16, width - value_width]; else None
+        None
     )
     scale: Tensor | None = None  # [1] float32, from LatentForm
 
-    scales: None = None  # None: no scales by head
+    scales: None = None  # None: there are no scales by head, as in LayerKv
     kv_heads: int = 1
 
     @property
@@ -77,8 +81,8 @@ class LatentKv:
         return self.latent[..., self.value_width :] if self.beside is None else self.beside
 
     def worth(self, blocks: Tensor) -> Tensor:
-        """Returns whole vectors [n, 16, width] of blocks [n] int, in the dtype of the part that
-        isn't in eight bits."""
+        """Returns the whole vectors of some blocks, [n, 16, width], in the dtype of the part that
+        isn't in eight bits. blocks: [n] int."""
         if self.beside is None or self.scale is None:
             return self.latent.index_select(0, blocks)
         eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
@@ -87,19 +91,20 @@ class LatentKv:
 
 
 def widened(eight: Tensor, beside: Tensor, scale: Tensor) -> Tensor:
-    """Returns whole vectors [..., width] of beside's dtype. eight: [..., value_width] e4m3. beside:
-    [..., rest]. scale: [1]."""
+    """Returns whole vectors [..., width] in the dtype of `beside`. eight: the part in eight bits
+    [..., value_width] e4m3. beside: the rest of the vectors [..., width - value_width]. scale: [1].
+    """
     return torch.cat(((eight.float() * scale).to(beside.dtype), beside), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentForm:
-    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): the
-    whole vector is the key, its first `value_width` numbers are the value.
+    """Layout of latents: one vector a token, which all heads read (multi-head latent attention,
+    arXiv:2405.04434). The whole vector is the key, its first `value_width` numbers are the value.
 
-    scale: [1] float32, on the layer's device: values are in eight bits and stand for scale * e4m3,
-    by the rule of `layer_kv.py`; a block then holds all values, then all rotated parts, which keep
-    their dtype. None: all is plain."""
+    scale: [1] float32, on the layer's device: values are in eight bits and mean scale * e4m3, as in
+    `layer_kv.py`; a block then holds all values, followed by all rotated parts in the model's
+    dtype. None: nothing is in eight bits."""
 
     width: int
     value_width: int
@@ -152,8 +157,8 @@ class LatentForm:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """An array of a sequence's recurrent state. sums: it accumulates over all tokens, and may have
-    another dtype."""
+    """An array of a sequence's recurrent state. sums: True if it accumulates over all tokens; it
+    may then have another dtype than the model."""
 
     name: str
     shape: tuple[int, ...]
@@ -167,7 +172,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentForm:
-    """Arrays that a layer updates with each token of a sequence."""
+    """Layout of recurrent state: the arrays that a layer updates with each token of a sequence."""
 
     parts: tuple[StatePart, ...]
 
@@ -177,13 +182,14 @@ class RecurrentForm:
         return sum(_aligned(part.bytes) for part in self.parts)
 
     def summed_in(self, dtype: torch.dtype) -> RecurrentForm:
-        """Returns the form with this dtype for parts that accumulate over all tokens."""
+        """Returns this layout with `dtype` for the arrays that accumulate over all tokens."""
         return RecurrentForm(
             tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts)
         )
 
     def over(self, storage: Tensor) -> dict[str, Tensor]:
-        """Returns each part's view [slots, *shape] of storage [slots, slot_bytes] uint8."""
+        """Returns each array by its name, as a view [slots, *shape] of storage [slots, slot_bytes]
+        uint8."""
         views, first = {}, 0
         for part in self.parts:
             flat = storage[:, first : first + part.bytes].view(part.dtype)

@@ -1,9 +1,9 @@
-"""Tunables: kernel parameters that a build times on a machine, their candidates, and operations
-with them set.
+"""Tunables: kernel parameters that `penstock build` tunes. It times candidate values on the
+machine.
 
-A tunable is a keyword of an operation; its default is the best on one H200. To add one, give the
-operation the keyword and this list a line. Knows names and values; `penstock.build` times them, an
-artifact stores them, and `choose` sets them once, when an engine opens."""
+A tunable is a keyword of an operation; its default is the fastest value on one H200. To add one,
+give the operation the keyword and this list a line. Knows names and values. `penstock.build` times
+them, the built engine stores them, and `choose` sets them when the engine opens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Tuned = Mapping[str, Any]  # name of a tunable -> value
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A keyword of the operation `op` in its Triton column. candidates: allowed values, including
-    the default."""
+    """A keyword of the Triton implementation of the operation `op`. candidates: allowed values,
+    including the default."""
 
     op: str
     keyword: str
@@ -89,8 +89,9 @@ TUNABLES = (
 def with_values(
     op: str, column: str, operation: Callable[..., Any], tuned: Tuned
 ) -> Callable[..., Any]:
-    """Returns an operation with its tunables set to these values; unchanged if none is named or its
-    column has none. Raises ValueError for a value that is no candidate."""
+    """Returns an operation with its tunables set to the values in `tuned`. It is unchanged if
+    `tuned` has none of its tunables, or if `column` is not Triton. Raises ValueError for a value
+    that is no candidate."""
     values: dict[str, int] = {}
     for each in TUNABLES if column == "triton" else ():
         if each.op == op and each.name in tuned:
@@ -103,7 +104,8 @@ def with_values(
 
 
 def known(tuned: Tuned) -> dict[str, Any]:
-    """Returns the entries of `tuned` that this version has and whose values it allows."""
+    """Returns the entries of `tuned` that are tunables of this version of Penstock with allowed
+    values."""
     return {
         each.name: tuned[each.name] for each in TUNABLES if tuned.get(each.name) in each.candidates
     }

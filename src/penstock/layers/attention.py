@@ -1,8 +1,8 @@
-"""Attention: one fused qkv product, rotary embedding and store, attention over the paged cache, one
-output product.
+"""Attention: the layer of attention over a paged cache. It computes one fused product of q, k and
+v, rotates q and k, stores k and v, attends, and multiplies by the output matrix.
 
-`ops.attention` handles prefill, decode and prefix groups; this layer knows its kind of attention
-and finds the step's plan for that kind."""
+`ops.attention` handles prefill, decode and prefix groups. This layer knows its AttentionKind and
+uses the plan that the step has for that kind."""
 
 from __future__ import annotations
 
@@ -27,26 +27,32 @@ LARGE = 20.0  # log(1 + exp(x)) equals x from here on, in float32
 
 @dataclass(slots=True)
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
+    """Grouped-query attention (arXiv:2305.13245) with rotary positions. Shapes: T tokens of a step,
+    S of them whose output is needed, d the hidden size, H query heads, D numbers of a head. width
+    is D."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.q_proj`
     kind: AttentionKind
-    form: StateForm  # may be replaced after the model is loaded, before the cache is allocated
+    # storage of K and V; may be replaced between loading and the allocation of the cache
+    form: StateForm
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
     # [(heads + 2 kv_heads) * width, d]: rows of q, then k, then v (none with `kind.keys_as_values`)
     qkv: Linear
     out: Linear  # [d, heads * width]
-    q_norm: Norm | None = None  # [width]: q and k are normed head by head before rotation
+    q_norm: Norm | None = None  # [width]: norm of each head of q before rotation (k_norm: of k)
     k_norm: Norm | None = None
-    between: WholeNorms | None = None  # q and k are normed over all heads before rotation
+    between: WholeNorms | None = None  # norms of q and k over all heads, before rotation
     lanes: list[int] | None = (
-        None  # order of the numbers of q's and k's heads that kernels take; None: as loaded
+        # order in which kernels need the numbers of q's and k's heads; None: the checkpoint's order
+        None
     )
     query_scale: Tensor | None = None  # [positions]: factor of a query at each position
-    sinks: Weight | None = None  # [heads] float32: scores that join the softmax and have no value
+    # [heads] float32: a score per head that takes part in the softmax, without a value
+    sinks: Weight | None = None
     gate: GateForm | None = None
     opening: Linear | None = (
-        None  # product of the gate; None: qkv holds the gate after v's rows, if there is a gate
+        # product that computes the gate; None: qkv computes it after v's rows, or there is no gate
+        None
     )
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
@@ -73,11 +79,12 @@ class Attention:
         return self.out(ops, self._opened(ops, self.gate, flat, step.keep(gate)))
 
     def _opened(self, ops: Ops, form: GateForm, flat: Tensor, gate: Tensor) -> Rows:
-        """Multiplies attention's output flat [T, H * D] by the gate's function: gate [T, H * D], or
-        one number a head [T, H]."""
+        """Returns attention's output `flat` [S, H * D] times the gate's function. gate: its input
+        [S, H * D], or one number a head [S, H]."""
         if not form.softplus:
             return ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0]))
-        # torch's own softplus uses another exponential for elements at the end of a thread's share
+        # Not torch's softplus: it computes the last elements of a thread's share by another
+        # exponential, so a row's last bits would depend on the number of rows.
         full = gate.float()
         opened = torch.where(full > LARGE, full, full.exp().log1p()).to(flat.dtype)
         if not form.a_head:
@@ -121,7 +128,7 @@ class Attention:
 
     @property
     def is_rotation_alone(self) -> bool:
-        """True if queries and keys are rotated and nothing else is done to them."""
+        """True if queries and keys are rotated, but not normed or scaled."""
         return (
             self.q_norm is None
             and self.between is None
@@ -135,8 +142,8 @@ class Attention:
 
     def _reorder(self) -> None:
         """Permutes the rows of q's and k's heads, and their norms, to the kernels' order, where the
-        halves of a head rotate together. Gates that a checkpoint stores after each head of q move
-        behind all other rows."""
+        halves of a head rotate together. If a checkpoint stores gate rows after each head of q,
+        they are moved behind all other rows."""
         kind, width = self.kind, self.kind.width
         turned, gates = kind.heads + kind.kv_heads, kind.heads if self._has_gates_in_q else 0
         rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)

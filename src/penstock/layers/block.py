@@ -1,8 +1,8 @@
-"""Block: one element of a decoder's list of layers, of any kind.
+"""Block: the interface of a decoder's layers, of any kind.
 
 A block names its weights, its matrices and the state that it keeps between steps. Loading, cutting,
-quantizing, memory budgets and preparing are loops over these names, so a new kind of block changes
-nothing else."""
+quantizing, memory budgets and preparing are loops over these names, so a new kind of block needs no
+change elsewhere."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ from penstock.parallel.sharded_weight import Weight
 
 
 class Keeper(Protocol):
-    """A part of a block that keeps state of each sequence from step to step: attention, or a
-    recurrent layer."""
+    """A part of a block with state for each sequence that is kept between steps: attention (its KV
+    cache) or a recurrent layer."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
-    form: StateForm  # may be replaced after the model is loaded, before the cache is allocated
+    name: str  # prefix of its tensors' names in a checkpoint, such as the part before `.q_proj`
+    # layout of the stored state; may be replaced between loading and the allocation of the cache
+    form: StateForm
 
     @property
     def kind(self) -> AttentionKind | None:
-        """The kind of attention for which steps are planned; None: the layer has no attention."""
+        """Kind of attention, by which a step's plan is found; None: the part is not attention."""
 
     @property
     def cos_sin(self) -> Tensor | None:
-        """The rotary table for planning its kind; None without a kind."""
+        """Rotary table, needed to plan a step for `kind`; None if `kind` is None."""
 
     @property
     def source(self) -> Keeper | None:
-        """The keeper of an earlier layer whose state this one reads; None: it has its own state."""
+        """Keeper of an earlier layer whose state this one reads instead of its own; None: it has
+        its own state."""
 
 
 class Mixer(Keeper, Protocol):
-    """A part that mixes the tokens of a sequence, and keeps state for that."""
+    """A Keeper that mixes the tokens of a sequence (attention, a convolution, a recurrence)."""
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: Any, /) -> Tensor:
-        """Returns [T, d] for the tokens that the step keeps. x: [T, d]. state: views of the stored
-        state."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d], T tokens
+        of hidden size d. state: views of the stored state, updated in place."""
 
     @property
     def reader(self) -> Linear | None:
-        """The product that reads x and decides the form of its rows; None: several read x,
-        unquantized."""
+        """The one product that reads x; x is quantized as that product needs it. None: several
+        products read x, which is not quantized."""
 
     def weights(self) -> Iterator[Weight]: ...
 
@@ -62,8 +64,8 @@ class Mixer(Keeper, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoutedNumbers:
-    """Sizes of a layer's experts: a token goes through `top_k` of `experts`, each with this many
-    numbers and stored bytes."""
+    """Sizes of a layer's experts. A token goes through `top_k` of `experts`; each has `numbers`
+    parameters and takes this many bytes."""
 
     experts: int
     top_k: int
@@ -72,9 +74,10 @@ class RoutedNumbers:
 
 
 class Block(Protocol):
-    """Takes x [T, d] and the residual [T, d] (None: x is the first) -> the block's output [T, d]
-    and the next residual, both for the tokens that the step keeps. state: for each of `keeps`,
-    views of its state in the layout of its form."""
+    """A layer of a decoder. A call takes x [T, d] and the residual stream [T, d] (None: x starts
+    the stream), for T tokens of hidden size d. It returns the block's output and the new residual
+    stream, both [S, d], for the S tokens whose output is needed. state: views of the stored state,
+    one for each part in `keeps`."""
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
@@ -84,18 +87,18 @@ class Block(Protocol):
         """Returns the parts that keep state, always in the same order."""
 
     def matrices(self) -> Iterator[Linear]:
-        """Yields the products that every token goes through, without experts."""
+        """Yields the products that every token goes through. Experts are left out."""
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, always in the same order."""
 
     def prepare(self, ops: Ops) -> Block:
         """Arranges the loaded weights for their kernels, once. Returns the block to use from now
-        on: itself, or a faster form with these operations."""
+        on: itself, or a faster block that `ops` allows."""
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """Sizes of the experts, which `matrices` leaves out; None: no experts."""
+        """Sizes of the experts, which are not in `matrices`; None: no experts."""
 
 
 def is_recurrent(keeper: Keeper) -> bool:

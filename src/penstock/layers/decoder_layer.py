@@ -1,5 +1,5 @@
-"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part on the residual
-stream, in the orders that models use."""
+"""Decoder layers: blocks of mixer and feed-forward part. A mixer is attention, a convolution or a
+recurrence. The classes differ in the order of norms around the parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.parallel.sharded_weight import Weight
 
 
 class _TwoParts:
-    """Base of layers with a mixer and a feed-forward part, in any order of norms."""
+    """Base class of layers with a mixer and a feed-forward part."""
 
     __slots__ = ()
     mixer: Mixer
@@ -47,9 +47,9 @@ class _TwoParts:
 
 @dataclass(slots=True)
 class DecoderLayer(_TwoParts):
-    """Llama's order: a norm before each part. scale: factor of each part's output. Gemma also norms
-    each output before it joins the stream: that norm is the `first` of the next norm, which may
-    belong to the next layer."""
+    """A layer in Llama's order: a norm before each part. scale: factor of each part's output. Gemma
+    also norms each output before it is added to the stream. That norm is computed together with the
+    following norm, as its `Norm.first`; the following norm may belong to the next layer."""
 
     mixer_norm: Norm
     mixer: Mixer
@@ -94,7 +94,7 @@ class DecoderLayer(_TwoParts):
 
 @dataclass(slots=True)
 class MixerLayer:
-    """A layer of a norm and a mixer alone (Nemotron-H, arXiv:2504.03624)."""
+    """A layer of a norm and a mixer, without a feed-forward part (Nemotron-H, arXiv:2504.03624)."""
 
     norm: Norm
     mixer: Mixer
@@ -126,7 +126,7 @@ class MixerLayer:
 
 @dataclass(slots=True)
 class FeedForwardLayer:
-    """A layer of a norm and a feed-forward part alone; keeps no state."""
+    """A layer of a norm and a feed-forward part, without a mixer; it keeps no state."""
 
     norm: Norm
     mlp: FeedForward
@@ -159,8 +159,8 @@ class FeedForwardLayer:
 
 @dataclass(slots=True)
 class NormsBehindLayer(_TwoParts):
-    """OLMo 2's order (arXiv:2501.00656): each part reads the stream unnormed, and its output is
-    normed."""
+    """A layer in OLMo 2's order (arXiv:2501.00656): each part reads the stream without a norm, and
+    its output is normed."""
 
     mixer: Mixer
     behind_mixer: Norm
@@ -183,8 +183,8 @@ class NormsBehindLayer(_TwoParts):
 
 @dataclass(slots=True)
 class ParallelLayer(_TwoParts):
-    """Command R's order: both parts read one norm of the stream, and both outputs are added to it
-    (GPT-J)."""
+    """A layer in Command R's order, first used by GPT-J: both parts read the same norm of the
+    stream, and both outputs are added to the stream."""
 
     norm: Norm
     mixer: Mixer

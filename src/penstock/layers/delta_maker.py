@@ -1,11 +1,12 @@
-"""Makes layers of gated delta rule from checkpoint tensors, in each family's naming.
+"""Makes gated delta rule layers from checkpoint tensors. Model families name and arrange the
+tensors in three ways:
 
   split    in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, conv1d, norm, out_proj (Qwen3.5)
   by_head  in_proj_qkvz and in_proj_ba, key head by key head; the rest as split (Qwen3-Next)
   apart    q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, q_conv1d, k_conv1d, v_conv1d, o_norm,
            o_proj (OLMo Hybrid)
 
-All have A_log and dt_bias. Key heads and value heads are divided among ranks."""
+All families have A_log and dt_bias. Key heads and value heads are divided among ranks."""
 
 from __future__ import annotations
 
@@ -36,15 +37,18 @@ def make_delta_net(
     *,
     most_rate: float = 1.0,
 ) -> GatedDeltaNet:
-    """Makes a layer. at: prefix of the tensors' names. heads: over all ranks. eps: of the layer's
-    norm. state: dtype of the state matrices. most_rate: factor of the rates' sigmoids."""
+    """Makes a layer. at: prefix of the tensors' names. hidden: hidden size. heads: heads of the
+    layer, over all ranks. taps: tokens that the convolution sees. eps: of the layer's norm. state:
+    dtype of the state matrices. tensors: one of the three namings above. most_rate: upper end of
+    the rate b (see kernels/delta_rule.py)."""
     h, dtype, device = heads, make.dtype, make.device
     of_keys = make.layout.share(h.key_heads, f"key heads of {at}")
     of_values = make.layout.share(h.value_heads, f"value heads of {at}")
     own = replace(h, key_heads=h.key_heads // of_keys[0], value_heads=h.value_heads // of_values[0])
 
     def each(name: str, *shape: int) -> list[Part]:
-        """Returns the parts of q, k and v. name: a template with a place for the letter."""
+        """Returns the Parts of q's, k's and v's tensors. name: template of their names, with {} for
+        the letter."""
         sizes = (
             ("q", h.key_size, of_keys),
             ("k", h.key_size, of_keys),

@@ -1,5 +1,5 @@
-"""GatedDeltaNet: linear attention with a matrix per head as state, by the gated delta rule
-(arXiv:2412.06464)."""
+"""GatedDeltaNet: linear attention by the gated delta rule (arXiv:2412.06464). Its state is a matrix
+per head."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from penstock.layers.linear import Linear
 from penstock.layers.short_conv import WINDOW
 from penstock.parallel.sharded_weight import Weight
 
-MATRIX = "matrix"  # name of the state's matrices: [value_heads, key_width, value_width]
+MATRIX = "matrix"  # name of the array of state matrices: [value_heads, key_width, value_width]
 
 
 @dataclass(slots=True)
 class GatedDeltaNet:
-    """Computes out(norm(rule(conv(q, k, v), rates)) * silu(z)); one product gives q, k, v and z,
-    another the rates."""
+    """Computes out(norm(rule(conv(q, k, v), rates)) * silu(z)). One product gives q, k, v and z,
+    another the rates. Shapes: d hidden size; channels: q, k and v together; value_size: numbers of
+    v. kernels/delta_rule.py has the formulas."""
 
-    name: str  # name in a checkpoint, before `.out_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.out_proj`
     form: StateForm
     heads: DeltaHeads
     into: Linear  # [channels + value_size, d]: q, k, v, z
     rates: Linear  # [2 * value_heads, d]: b, then a, of each head
     taps: Weight  # [channels, 1, taps]
-    decay: Weight  # [value_heads] float32: A_log; the decay is -exp of it
+    decay: Weight  # [value_heads] float32: the checkpoint's A_log
     step_bias: Weight  # [value_heads] float32
     norm: Weight  # [value_width]
     eps: float
     out: Linear  # [d, value_size]
-    most_rate: float = 1.0  # factor of the rates' sigmoids
+    most_rate: float = 1.0  # upper end of the rate b
     # True: the checkpoint stores the rows of `into` and `rates` key head by key head
     in_groups: bool = False
     small: DeltaWeights | None = field(default=None, init=False)
 
-    kind: None = None  # no attention
+    kind: None = None  # None: the layer is not attention
     cos_sin: None = None
     source: None = None
-    reader: None = None  # two products read x
+    reader: None = None  # None: two products read x
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d], T tokens.
+        state: the layer's named arrays, updated in place."""
         assert self.small is not None, "a layer is prepared before it is used"
         given, rates = self.into(ops, x), self.rates(ops, x)
         mixed = ops.delta_rule(
@@ -81,7 +83,7 @@ class GatedDeltaNet:
 
 
 def _by_kind(groups: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns the permutation from rows stored group by group (`sizes` rows of each kind in a
-    group) to kind by kind."""
+    """Returns the permutation of rows that sorts them by kind. Before, they are sorted by group,
+    and a group has sizes[i] rows of kind i."""
     rows = torch.arange(groups * sum(sizes)).view(groups, -1)
     return torch.cat([part.flatten() for part in torch.split(rows, list(sizes), dim=1)])

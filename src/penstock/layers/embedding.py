@@ -17,19 +17,20 @@ from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
 
 @dataclass(slots=True)
 class Embedding:
-    """The table of a vocabulary's vectors."""
+    """The table that maps token ids to vectors of d numbers. T: tokens of a step."""
 
     table: Weight  # [vocabulary, d], or this rank's range of rows
     scale: float = 1.0
     first: int = 0  # token id of the first row
-    summed: Layout | None = None  # layout whose ranks hold a range of rows each
+    # the ranks, if each holds a range of the rows; None: this rank holds all rows
+    summed: Layout | None = None
     norm: Norm | None = None  # norm of the vectors
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
         """Returns [T, d] for ids [T]: a new tensor that later layers may overwrite."""
         if self.summed is None:
             rows = ops.embed(ids, self.table.value, None)
-        else:  # each token's row is on one rank; the others add zeros
+        else:  # a token's row is on one rank; the other ranks contribute zeros to the sum
             rows = self.summed.all_reduce(ops.embed(ids, self.table.value, self.first))
         rows = rows if self.scale == 1.0 else rows.mul_(self.scale)
         return rows if self.norm is None else self.norm.alone(ops, rows)
@@ -42,8 +43,8 @@ class TiedHead(Linear):
         super().__init__({"weight": embedding.table}, scheme=scheme)
 
     def prepare(self, ops: Ops) -> None:
-        """Keeps the table for the embedding. With quantization at load, the head gets a quantized
-        copy."""
+        """Prepares the product with the embedding's table, which stays in place. With quantization
+        at load, the product uses a quantized copy."""
         table = self.loaded["weight"].value
         scheme = self.scheme
         self.product = (

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateForm:
-    """A gate: attention's output is multiplied by a function of a product of the layer's input.
+    """A gate, by which attention's output is multiplied: a function of a linear map of the layer's
+    input.
 
-    name: the product's tensor, after the attention's name; None: each head's gate rows follow its
-    rows of q. softplus: the function is log(1 + exp); else the sigmoid. a_head: one factor for each
-    head; else one for each number."""
+    name: tensor of the linear map, after the attention's name; None: each head's gate rows follow
+    its rows of q. softplus: True: the function is log(1 + exp(x)); False: the sigmoid. a_head:
+    True: one factor for each head; False: one for each number."""
 
     name: str | None = None
     softplus: bool = False

@@ -1,7 +1,8 @@
-"""Gemma4Layer: norms before and after each part, experts beside the MLP, a per-layer input, and a
-scale of the layer's output.
+"""Gemma4Layer: a layer of Gemma 4. It has norms before and after each part, optional experts beside
+the MLP, an optional per-layer input, and a scale of its output.
 
-Source: transformers' published code of Gemma 4; there is no report."""
+Shapes: T tokens, d hidden size, width numbers of the per-layer input. Source: transformers'
+published code of Gemma 4; there is no report."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class RoutedBeside:
 
 @dataclass(slots=True)
 class OwnInput:
-    """A gated projection of the token's per-layer input into the stream."""
+    """Maps a token's per-layer input to the stream, through a gate computed from the stream."""
 
     gate: Linear  # [width, d]
     out: Linear  # [d, width]
@@ -71,15 +72,16 @@ class OwnInput:
 
 @dataclass(slots=True)
 class Gemma4Layer:
-    """A layer of Gemma 4. It returns the whole stream, scaled, and no residual."""
+    """A layer of Gemma 4. A call returns the scaled sum of stream and output, and None as the
+    residual."""
 
     number: int
     mixer_norm: Norm
     mixer: Attention | ReadingAttention
-    mlp_norm: Norm  # `first`: the norm after the mixer
+    mlp_norm: Norm  # norm before the MLP; its `first` is the norm after the mixer
     mlp: Mlp
     behind: Norm
-    scale: Weight  # [1]
+    scale: Weight  # [1]: factor of the layer's output
     routed: RoutedBeside | None = None
     own: OwnInput | None = None
 

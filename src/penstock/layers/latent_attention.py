@@ -1,9 +1,13 @@
-"""LatentAttention: all heads read one stored vector a token, from which their keys and values are
-made (DeepSeek-V2, arXiv:2405.04434).
+"""LatentAttention: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). The cache stores
+one vector a token, the latent, which all heads read.
 
-A head's key is its part of `up` times the vector, and its value another part. The operation chooses
-whether to make keys and values, or to multiply queries and outputs by `up` instead
-(`ops.AttentionOverLatents`)."""
+A head's key and value are two linear maps of the latent, both in the matrix `up`.
+`ops.AttentionOverLatents` either makes keys and values, or multiplies queries and outputs by `up`
+instead.
+
+Shapes: T tokens, S of them whose output is needed, d hidden size, rank numbers of a latent, turning
+numbers of the shared rotated key, still numbers of a head's key that don't rotate, value numbers of
+a head's value."""
 
 from __future__ import annotations
 
@@ -24,16 +28,16 @@ from penstock.layers.norm import Norm
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.sharded_weight import Part, Weight
 
-NORM_EPS = 1e-6  # eps of both latent norms, whatever the config says for others
+NORM_EPS = 1e-6  # eps of both latent norms; the config's eps is for other norms
 
 
 @dataclass(slots=True)
 class LatentAttention:
-    """Attention over latents. into: the product of the query latent (without one: of this rank's
-    queries), then of the stored vector."""
+    """The layer. into: one product that gives the query latent (or this rank's queries, if queries
+    have no latent), then the latent to store."""
 
-    name: str  # name in a checkpoint, before `.kv_b_proj`
-    kind: AttentionKind  # one KV head of rank + turning numbers
+    name: str  # prefix of its tensors' names in a checkpoint, before `.kv_b_proj`
+    kind: AttentionKind  # has one KV head, of rank + turning numbers
     form: StateForm
     cos_sin: Tensor  # [positions, 2, turning / 2] float32
     sizes: LatentSizes
@@ -44,14 +48,15 @@ class LatentAttention:
     norm: Norm  # [rank]
     up: Linear  # [heads * (still + value), rank]
     out: Linear  # [d, heads * value]
-    pairs: bool  # True: neighbours rotate together; even numbers are moved before odd ones
+    # True: the checkpoint rotates neighbours together; prepare() moves even numbers first
+    pairs: bool
     query_scale: Tensor | None  # [positions]: factor of a query at each position
     by_head: Tensor = field(init=False)  # [heads, still + value, rank]: `up` in the model's dtype
 
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LatentKv) -> Tensor:
-        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d]."""
         s, plan = self.sizes, step.plans[self.kind]
         whole = self.into(ops, x)
         given = whole[:, -s.width :]
@@ -77,7 +82,7 @@ class LatentAttention:
         yield self.into
         if self.query is not None:
             yield self.query
-        # `up` is left out: tokens go through `by_head`, in the model's dtype
+        # `up` is left out: `by_head`, in the model's dtype, is used instead
         yield self.out
 
     def weights(self) -> Iterator[Weight]:
@@ -94,7 +99,8 @@ class LatentAttention:
             matrix.prepare(ops)
         s = self.sizes
         one = torch.eye(s.rank, dtype=ops.dtype, device=self.cos_sin.device)
-        made = self.up(ops, one)  # [rank, heads * (still + value)], from any storage of `up`
+        # [rank, heads * (still + value)]: `up` in the model's dtype, however it is quantized
+        made = self.up(ops, one)
         self.by_head = made.T.contiguous().view(self.kind.heads, s.still + s.value, s.rank)
         self.up.product = None
 
@@ -131,10 +137,10 @@ def make_latent_attention(
     """Makes a layer from a checkpoint's q_proj (with query_rank: q_a_proj, q_a_layernorm and
     q_b_proj), kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj.
 
-    at: prefix of these names. heads: over all ranks, which divide them; every rank holds the
-    latents whole. scale: factor of scores. pairs: see LatentAttention. bias: the products that read
-    x, and o_proj, have biases. query_growth: growth of queries beyond the rope's original context.
-    """
+    at: prefix of these names. hidden: hidden size. heads: number over all ranks, which divide the
+    heads; every rank stores whole latents. query_rank: size of the query latent; None: queries have
+    none. scale: factor of scores. pairs: see LatentAttention. bias: True if the products that read
+    x, and o_proj, have biases. query_growth: see DenseConfig."""
     s, cut = sizes, make.layout.share(heads, f"heads of {at}")
     own = heads // cut[0]
     stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head

@@ -1,8 +1,8 @@
-"""LayerInputs: an input of each layer per token, beside the stream (Gemma 3n's and 4's per-layer
-embeddings).
+"""LayerInputs: per-layer embeddings (Gemma 3n and 4). Each layer gets a vector for each token,
+besides the residual stream.
 
-The input is the sum of a table row, which has a part for each layer, and a product of the token's
-embedding; it is computed once a step, before all layers."""
+The vector is the sum of a row of a table, which has a part for each layer, and a linear map of the
+token's embedding. All layers' vectors are computed once a step, before the first layer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.parallel.sharded_weight import Weight
 
-HALVES = 2.0**-0.5  # factor that gives a sum of two numbers of variance 1 the variance 1
+HALVES = 2.0**-0.5  # factor of the sum of two numbers of variance 1, so that its variance is 1
 
 
 @dataclass(slots=True)
 class LayerInputs:
-    """A table and a product, normed for each layer."""
+    """The table, and the linear map with its norm. Shapes: T tokens, d hidden size, width numbers
+    per layer and token."""
 
     table: Embedding  # [vocabulary, layers * width], rows scaled
     product: Linear  # [layers * width, d]
@@ -30,8 +31,8 @@ class LayerInputs:
     norm: Norm  # [width]
 
     def __call__(self, ops: Ops, ids: Tensor, embedded: Tensor) -> Tensor:
-        """Returns [T, layers, width]. ids: [T]. embedded: the tokens' embeddings in the stream [T,
-        d]."""
+        """Returns each layer's input, [T, layers, width]. ids: token ids [T]. embedded: the tokens'
+        embeddings [T, d]."""
         width = self.norm.weight.shape[0]
         made = self.product(ops, embedded).mul_(self.scale).view(-1, width)
         normed = self.norm.alone(ops, made).view(ids.shape[0], -1, width)

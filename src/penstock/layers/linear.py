@@ -1,5 +1,5 @@
-"""Linear: a matrix of some scheme, with an optional bias. Its maker decides which checkpoint
-tensors are fused into it.
+"""Linear: a matrix product with an optional bias. The caller chooses the scheme (quantization) and
+which checkpoint tensors are fused into the matrix.
 
 With several ranks a matrix is cut by rows (each rank computes some outputs) or by columns (each
 rank reads some inputs, and the ranks add their results)."""
@@ -45,15 +45,16 @@ class Linear:
         return out if bias is None else out.add_(bias)
 
     def gated(self, x: Rows, activation: str) -> Tensor | None:
-        """Returns act(gate) * up [T, out / 2] for a matrix of gate's rows, then up's, if one fused
-        operation is faster than two; else None."""
+        """Returns act(gate) * up [T, out / 2] for a matrix with the gate's rows, then up's, or None
+        if no fused operation is faster than two."""
         assert self.product is not None, "a linear is prepared before it is used"
         if self.product.gated is None or self.bias is not None or not isinstance(x, Tensor):
             return None
         return self.product.gated(x, self.product.matrix, activation)
 
     def form(self, rows: int) -> Form:
-        """Returns the form that the product takes this many rows in."""
+        """Returns the representation of its input that the product needs for this many rows: wide,
+        eight-bit, pair or fixed point (kernels/fp8_rows.py)."""
         assert self.product is not None, "a linear is prepared before it is used"
         return self.product.form(rows)
 
@@ -74,10 +75,10 @@ class Linear:
 
     @property
     def is_summed(self) -> bool:
-        """True if ranks add their results."""
+        """True if the ranks add their results after the product."""
         return self._summed is not None
 
     @property
     def numbers(self) -> int:
-        """Count of the matrix's numbers on this rank."""
+        """Number of parameters of the matrix on this rank, without the bias."""
         return self.loaded["weight"].numbers

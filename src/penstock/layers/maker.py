@@ -1,7 +1,8 @@
-"""Maker: makes layers for one dtype, device and rank; each weight knows its names in a checkpoint.
+"""Maker: makes layers for one dtype, device and rank. Their weights are not loaded; each weight
+knows its names in a checkpoint.
 
-A model's file says which layers there are; this module joins a fused product, its cut and its
-scheme. Knows no model."""
+A model's file chooses the layers. This module chooses, for each matrix, the fused checkpoint
+tensors, the share of this rank and the scheme. Knows no model."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ SHOWN = 4  # names listed in an error
 
 @dataclass(slots=True, kw_only=True)
 class Heads:
-    """The shape of an attention over all ranks."""
+    """Numbers of query heads and KV heads, over all ranks, and the width of a head."""
 
     heads: int
     kv_heads: int
@@ -44,8 +45,8 @@ class Heads:
 
 @dataclass(slots=True)
 class Maker:
-    """Makes layers. positions: length of rotary tables. table_in_host: put `own_table` in host
-    memory, beside a GPU. On torch's meta device nothing takes memory."""
+    """Makes layers. positions: length of rotary tables. table_in_host: True puts `own_table` in
+    host memory if the model is on a GPU. On torch's meta device no memory is allocated."""
 
     dtype: torch.dtype
     device: torch.device
@@ -54,7 +55,8 @@ class Maker:
     scheme_of: SchemeOf = all_plain
     table_in_host: bool = False
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
-    query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # a model has one growth
+    # cached by rope alone, since a model has one growth
+    query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)
 
     def norm(
         self,
@@ -67,8 +69,9 @@ class Maker:
         first: Norm | None = None,
         centred: bool = False,
     ) -> Norm:
-        """Makes a norm. wide: multiply by the weight before rounding. one_plus: the same, by 1 + w
-        for a stored w. first: norm of x before it joins the stream. centred: a layer norm."""
+        """Makes a norm. wide: multiply by the weight before rounding to the model's dtype.
+        one_plus: like wide, but multiply by 1 + the stored weight. first: norm of x before it is
+        added to the stream. centred: make a layer norm."""
         dtype, transform = (
             torch.float32 if wide or one_plus else self.dtype,
             _one_plus if one_plus else None,
@@ -95,8 +98,8 @@ class Maker:
         wide: bool = False,
         clip: float | None = None,
     ) -> WholeNorms:
-        """Makes norms over all heads of q and of k; a rank holds the part of its heads. names: of
-        q's and k's norm."""
+        """Makes norms of q and k over all heads; a rank holds the weights of its heads. names:
+        names of q's and k's norm."""
         dtype, norms = torch.float32 if wide else self.dtype, []
         for name, heads in zip(names, (shape.heads, shape.kv_heads), strict=True):
             cut = self.layout.share(heads, name, repeats=True)
@@ -114,8 +117,8 @@ class Maker:
         norm: Norm | None = None,
         tied: str | None = None,
     ) -> Embedding:
-        """Makes the embedding. norm: norm of its rows. tied: name under which a checkpoint may
-        store the table again as the head."""
+        """Makes the embedding. scale: factor of its vectors. norm: norm of its vectors. tied: name
+        under which a checkpoint may store the table a second time, as the head."""
         again = () if tied is None else (tied,)
         rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
@@ -123,19 +126,20 @@ class Maker:
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
 
     def own_table(self, name: str, vocabulary: int, size: int, *, scale: float) -> Embedding:
-        """Makes a second table of embeddings, which every rank holds whole."""
+        """Makes a second embedding table, for per-layer inputs, which every rank holds whole.
+        scale: factor of its rows."""
         table = Gathered(
             Part(name, (vocabulary, size)), self.dtype, self.device, in_host=self.table_in_host
         )
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item())
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
-        """Makes the product with the vocabulary's matrix; several ranks divide the tokens as in the
+        """Makes the head, the product that scores all tokens. Ranks divide the tokens as in the
         embedding."""
         return self.fused_linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
 
     def vocabulary(self, size: int) -> VocabularyPart | None:
-        """Returns the range of tokens that this rank scores; None: all tokens."""
+        """Returns the range of tokens that this rank's head scores; None: all tokens."""
         rows = self._of_vocabulary("", size, 0)
         if rows.cut is None:
             return None
@@ -155,8 +159,9 @@ class Maker:
         bias: bool = False,
         fused: str | None = None,
     ) -> Linear:
-        """Fuses matrices whose outputs are divided among ranks. parts: name, outputs and number of
-        pieces (heads) of each. fused: name of the tensor if a checkpoint stores them all in one."""
+        """Makes one product of several matrices whose outputs are divided among ranks. parts:
+        (name, outputs, number of indivisible pieces such as heads) of each matrix. fused: name of
+        the one tensor, if the checkpoint stores all matrices in it."""
         share = self.layout.share
         cut = [
             Part(name, (out, into), 0, *share(pieces, name, repeats=True))
@@ -174,8 +179,9 @@ class Maker:
         bias: bool = False,
         in_parts: bool = False,
     ) -> Linear:
-        """Makes a matrix whose inputs are divided among ranks, which add their results. in_parts:
-        the caller adds them."""
+        """Makes a matrix whose inputs are divided among ranks, which add their results. pieces:
+        number of indivisible pieces of the inputs. in_parts: True: the ranks don't add, and the
+        caller does."""
         assert not (bias and in_parts), "a bias is added once, behind the sum"
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
@@ -205,11 +211,11 @@ class Maker:
         keys_as_values: bool = False,
         normed_values: bool = False,
     ) -> Attention:
-        """Makes attention. at: prefix of `.q_proj` (fused: `.qkv_proj`) and of `out`. scale: factor
-        of scores; None: width ** -0.5. norms: of q's and k's heads, before rotation, or with
-        turned_first after it. query_growth: growth of queries beyond the rope's original context.
-        sinks: load one score per head, `.sinks`. keys_as_values, normed_values: see AttentionKind.
-        """
+        """Makes attention. at: prefix of `.q_proj` (fused: `.qkv_proj`) and of `out`. window: see
+        AttentionKind. scale: factor of scores; None: width ** -0.5. norms: norms of q's and k's
+        heads, before rotation, or after it with turned_first. between: norms over all heads.
+        query_growth: see DenseConfig. sinks: True loads a score per head from `.sinks`.
+        keys_as_values, normed_values: see AttentionKind."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -272,8 +278,9 @@ class Maker:
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         in_parts: bool = False,
     ) -> Mlp:
-        """Makes an MLP. at: prefix of the `names` of gate, up and down (fused: of `.gate_up_proj`).
-        in_parts: with several ranks the caller adds their results."""
+        """Makes an MLP with `middle` numbers between its matrices. at: prefix of the `names` of
+        gate, up and down (fused: of `.gate_up_proj`). in_parts: True: the ranks don't add their
+        results, and the caller does."""
         *first, down = (f"{at}.{name}" for name in names)
         both = f"{at}.gate_up_proj" if fused else None
         gate_up = self.column_linear(
@@ -321,16 +328,17 @@ class Maker:
         return Weight([part], torch.float32, self.device)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
-        """Returns the part of a matrix [vocabulary, size], cut between the tiles of tokens that
-        sampling uses. With fewer tiles than ranks every rank holds it whole and samples for itself.
-        """
+        """Returns the Part of a matrix [vocabulary, size] whose tokens are divided among ranks.
+        Cuts go between sampling's tiles of 128 tokens. If there are fewer tiles than ranks, every
+        rank holds the whole matrix and samples alone."""
         if self.layout.size == 1 or vocabulary <= TILE * (self.layout.size - 1):
             return Part(name, (vocabulary, size))
         return Part(name, (vocabulary, size), 0, self.layout.size, self.layout.rank, TILE)
 
     def query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
-        """Returns the factor of queries at each position [positions]; None: 1 everywhere, as within
-        the original context."""
+        """Returns the factor of queries at each position, [positions]. None: the factor is 1
+        everywhere, as no position exceeds the rope's original context. growth: see
+        DenseConfig.query_growth."""
         if growth == 0.0 or self.positions <= rope.original_context:
             return None
         if rope not in self.query_scales:
@@ -339,8 +347,8 @@ class Maker:
         return self.query_scales[rope]
 
     def rope_number(self, rope: RopeConfig, width: int) -> int:
-        """Returns the index of a table in `rope_tables`; layers with the same rotation
-        share one."""
+        """Returns the index of the rotary table in `rope_tables`, which layers with the same
+        rotation share. width: of a head."""
         if (rope, width) not in self.rope_tables:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
@@ -348,7 +356,8 @@ class Maker:
     def fused_linear(
         self, parts: list[Part], bias: bool = False, summed: Layout | None = None
     ) -> Linear:
-        """Fuses parts of checkpoint tensors, already cut, one below the other."""
+        """Makes the product with several checkpoint tensors, one below the other. parts: already
+        cut for this rank. summed: see Linear."""
         scheme = self.scheme_for(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
@@ -365,8 +374,8 @@ class Maker:
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
     def scheme_for(self, parts: list[Part]) -> Scheme:
-        """Returns the one scheme of matrices that are fused.
-        Raises CheckpointError if they differ."""
+        """Returns the scheme of matrices that are to be fused. Raises CheckpointError if they have
+        different schemes."""
         schemes = {self.scheme_of(part.name) for part in parts}
         if len(schemes) > 1:
             names = ", ".join([part.name for part in parts][:SHOWN]) + (

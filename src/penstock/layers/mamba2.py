@@ -1,5 +1,6 @@
-"""Mamba2: a recurrent layer with a matrix per head as state and a decay that depends on the token
-(arXiv:2405.21060)."""
+"""Mamba2: the Mamba2 recurrent layer (arXiv:2405.21060). Its state is a matrix per head, and its
+decay depends on the token. kernels/mamba2.py has the formulas. Shapes: T tokens, S of them whose
+output is needed, d hidden size, size numbers of a token's x."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from penstock.parallel.sharded_weight import Part, Weight
 
 @dataclass(slots=True)
 class GatedGroupNorm:
-    """Computes x * silu(gate), normed in groups of neighbouring numbers (weight None: without the
-    norm). spans: number of neighbouring ranks that share a group."""
+    """Computes the RMS norm of x * silu(gate) in groups of neighbouring numbers, times weight.
+    weight None: no norm. spans: number of neighbouring ranks that share a group."""
 
     weight: Weight | None  # [size]
     groups: int  # groups on this rank
@@ -34,7 +35,7 @@ class GatedGroupNorm:
     spans: int
 
     def __call__(self, ops: Ops, x: Tensor, gate: Tensor, reader: Linear) -> Rows:
-        """Returns [T, size] in the form that `reader` takes. x, gate: [T, size]."""
+        """Returns [T, size], quantized as `reader` needs its input. x, gate: [T, size]."""
         weight = None if self.weight is None else self.weight.value
         if weight is None or self.spans == 1:
             return ops.gated_norm(x, gate, weight, self.groups, self.eps, reader.form(x.shape[0]))
@@ -49,15 +50,15 @@ class GatedGroupNorm:
 class Mamba2:
     """Computes out(norm(recurrence(conv(x, B, C), dt), z)); one product gives z, x, B, C and dt."""
 
-    name: str  # name in a checkpoint, before `.in_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
     heads: Mamba2Heads
     into: Linear  # [columns, d]: z, x, B, C, dt
     taps: Weight  # [channels, 1, taps]
     taps_bias: Weight | None  # [channels]
-    decay: Weight  # [heads] float32: A_log; the decay is -exp of it
+    decay: Weight  # [heads] float32: the checkpoint's A_log
     step_bias: Weight  # [heads] float32
-    skip: Weight  # [heads] float32
+    skip: Weight  # [heads] float32: the checkpoint's D
     norm: GatedGroupNorm
     out: Linear  # [d, size]
     column_scales: Tensor | None  # [columns]: factors of the first product's outputs
@@ -68,7 +69,8 @@ class Mamba2:
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d]. state: the
+        layer's named arrays, updated in place."""
         assert self.small is not None, "a layer is prepared before it is used"
         given = self.into(ops, x)
         if self.column_scales is not None:
@@ -121,10 +123,11 @@ def make_mamba2(
 ) -> Mamba2:
     """Makes a layer from a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj.
 
-    at: prefix of these names. heads: over all ranks, which divide the heads, and the groups as far
-    as possible. eps: of the norm; None: no norm. state: dtype of the state matrices. bias: in_proj
-    has one. out_bias: out_proj has one. taps_bias: conv1d has one. columns: factors of z, x, B, C
-    and dt after in_proj; empty: none."""
+    at: prefix of these names. hidden: hidden size. heads: heads over all ranks, which divide the
+    heads, and the groups as far as possible. taps: tokens that the convolution sees. eps: of the
+    norm; None: no norm. state: dtype of the state matrices. bias, out_bias, taps_bias: True if
+    in_proj, out_proj and conv1d have a bias. columns: factors of z, x, B, C and dt after in_proj;
+    empty: all 1."""
     h, device = heads, make.device
     of_heads = make.layout.share(h.heads, f"heads of {at}")
     of_groups = make.layout.share(h.groups, f"groups of {at}", repeats=True)

@@ -1,4 +1,5 @@
-"""Mlp: the gated feed-forward part, with gate and up in one product."""
+"""Mlp: the feed-forward part of a layer. Gate and up are one product. T: tokens of a step, d:
+hidden size, intermediate: numbers between the matrices."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class FeedForward(Protocol):
 
     @property
     def reader(self) -> Linear | None:
-        """The product that reads x and decides the form of its rows; None: several read x,
-        unquantized."""
+        """The one product that reads x; x is quantized as that product needs it. None: several
+        products read x, which is not quantized."""
 
     def weights(self) -> Iterator[Weight]: ...
 

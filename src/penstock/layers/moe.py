@@ -1,7 +1,8 @@
-"""Moe: a router and experts; each token goes through a few experts, and optionally through one
-shared expert. Used like an Mlp.
+"""Moe: a mixture of experts, used like an Mlp. A router chooses a few experts for each token; a
+shared expert may process every token.
 
-Experts are stacked, [experts, out, in], so that one operation serves them all."""
+Experts are stacked, [experts, out, in], so that one operation computes all of them. T: tokens of a
+step, d: hidden size, intermediate: inner size of an expert."""
 
 from __future__ import annotations
 
@@ -29,19 +30,21 @@ class ExpertWeights(Protocol):
     loaded: dict[str, Weight]
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
+        """Returns the matrices in the layout of the expert operations. The loaded arrays are
+        dropped."""
 
 
 @dataclass(slots=True)
 class Stacked:
-    """The same matrix [out, in] of every expert, one after the other."""
+    """One matrix [out, in] of every expert, loaded expert by expert."""
 
     loaded: dict[str, Weight]
     scheme: ForExperts
     experts: int
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
+        """Returns the matrices in the layout of the expert operations. The loaded arrays are
+        dropped."""
         names = ("numbers", "scale", "zero", "whole")
         return ExpertMatrix(
             **{
@@ -57,8 +60,9 @@ class SharedExpert:
     """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066). With
     a gate, its output is multiplied by the gate's sigmoid (Qwen2-MoE)."""
 
-    mlp: Mlp | Relu2Mlp  # this rank's part of the sum, if there are several ranks
-    gate: Weight | None = None  # [1, d]
+    mlp: Mlp | Relu2Mlp  # gives this rank's part of a sum, if there are several ranks
+    # [1, d]: its product with x, through a sigmoid, multiplies the output
+    gate: Weight | None = None
     scale: float = 1.0  # factor of the output
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
@@ -85,20 +89,22 @@ class Moe:
     gate_up: ExpertWeights
     down: ExpertWeights  # [d, intermediate]
     routing: Routing
-    # layout whose ranks hold a share of every expert and add their results
+    # the ranks, if each holds a share of every expert and they add their results; None: one rank
     summed: Layout | None = None
-    clamp: tuple[float, float] | None = None  # clamp of the gate: see kernels.expert_matrix.Experts
+    clamp: tuple[float, float] | None = None  # see kernels.expert_matrix.Experts
     correction: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
     score_cap: float | None = None  # scores become cap * tanh(scores / cap) before routing
     gate: Gate = "silu"
     answer_scale: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
     latent: tuple[Linear, Linear] | None = (
-        None  # products before and after experts narrower than d (Nemotron 3 Super)
+        # products before and after the experts, if their input is narrower than d (Nemotron 3
+        # Super)
+        None
     )
     prepared: Any = field(default=None, init=False)
 
-    reader: None = None  # None: router and experts read x
+    reader: None = None  # None: both router and experts read x
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """Returns [T, d] for x [T, d]."""
@@ -106,20 +112,21 @@ class Moe:
         return self.answer(ops, x, self.router(ops, x))
 
     def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
-        """Returns [T, d]. x: [T, d]. scores: the router's scores [T, experts], which may come from
-        another input."""
+        """Returns the experts' output [T, d] for x [T, d]. scores: the router's scores [T,
+        experts], which may be computed from another input than x."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
         out = ops.experts(inner, scores, self.prepared)
-        if self.latent is not None:  # linear: each rank maps its part of the sum
+        # each rank may map its own part of the sum, since the map is linear
+        if self.latent is not None:
             out = self.latent[1](ops, out)
         if self.shared is not None:
             out = self.shared.add_to(out, ops, x)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:
-        # the router is left out: it stays unquantized
+        # the router is left out, since it is never quantized
         yield from self.latent or ()
         if self.shared is not None:
             yield from self.shared.mlp.matrices()

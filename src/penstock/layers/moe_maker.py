@@ -1,5 +1,5 @@
-"""Makes mixtures of experts: routers, stacked experts, experts stored in one tensor, shared
-experts. Knows no model."""
+"""Makes mixtures of experts from checkpoint tensors. Experts are stored one by one or all in one
+tensor. Knows no model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def make_moe(
 ) -> Moe:
     """Makes a mixture of experts; every rank holds a share of each expert.
 
-    at: prefix of `router` and `.experts`. names: of an expert's gate, up and down, if not an MLP's.
-    correction: the tensor of `Experts.correction`. score_cap: see Moe. gate: see Experts. latent:
-    (name of the product before narrow experts, their width, name of the product after them), names
-    after `at`. answer_scale: name of the tensor of `Experts.answer_scale`."""
+    at: prefix of `router` and `.experts`. hidden: hidden size. middle: inner size of an expert.
+    names: an expert's names of gate, up and down; None: those of an MLP. correction: the checkpoint
+    tensor for `Experts.correction`. score_cap: see Moe. gate: see Experts. latent: for experts with
+    a narrower input: (name of the product before them, width of their input, name of the product
+    after them), names after `at`. answer_scale: name of the tensor for `Experts.answer_scale`."""
     opened, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
     each = [f"{at}.experts.{number}" for number in range(experts)]
     shares, share = make.layout.share(middle, f"the inner size of {at}.experts")
@@ -86,8 +87,8 @@ def make_shared_expert(
     gated: bool = True,
 ) -> SharedExpert:
     """Makes a shared expert. at: prefix of `.gate_proj`, `.up_proj` and `.down_proj`, or of a fused
-    MLP's names. gate: product whose sigmoid multiplies the output; None: no gate. scale: factor of
-    the output. gated: False makes a `relu2_mlp`."""
+    MLP's names. gate: name of the product whose sigmoid multiplies the output; None: no gate.
+    scale: factor of the output. fused: see Maker.mlp. gated: False makes a `relu2_mlp`."""
     opened = (
         None
         if gate is None
@@ -109,8 +110,9 @@ def make_whole_moe(
     clamp: tuple[float, float],
     four: bool,
 ) -> Moe:
-    """Makes experts that a checkpoint stores in one tensor, with biases. at: prefix of `.router`
-    and `.experts`. four: the numbers are in four bits."""
+    """Makes a mixture of experts that a checkpoint stores all in one tensor, with biases (gpt-oss).
+    at: prefix of `.router` and `.experts`. clamp: see Experts. four: True if the checkpoint stores
+    them in MXFP4."""
     name = f"{at}.experts"
     if make.scheme_of(name) is not PLAIN:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""Norm: an RMS norm fused with the addition to the residual stream; with centring, a layer norm."""
+"""Norm: a norm fused with the residual addition. It is an RMS norm, or with centring a layer norm.
+T: tokens of a step, d: hidden size."""
 
 from __future__ import annotations
 
@@ -19,18 +20,19 @@ from penstock.parallel.sharded_weight import Weight
 class Norm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
-    weight: Weight  # [d]; float32 if the multiplication comes before rounding (Gemma)
+    # [d]; float32 if x is multiplied by it before rounding to the model's dtype (Gemma)
+    weight: Weight
     eps: float
-    first: Norm | None = None  # norm of x before it joins the stream
+    first: Norm | None = None  # norm of x before it is added to the stream
     centred: bool = False  # subtract the mean first: a layer norm (arXiv:1607.06450) without a bias
-    made: bool = False  # True: the weight is all ones and in no checkpoint
+    made: bool = False  # True: the weight is all ones and not stored in checkpoints
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None
     ) -> tuple[Rows, Tensor]:
         """Adds x [T, d] to the residual [T, d] (None: x starts the stream). Returns the norm of the
-        sum, in the form that `reader` takes (unquantized if reader is None or the norm is centred),
-        and the sum."""
+        sum, and the sum. The norm is quantized as `reader` needs its input; it is not quantized if
+        reader is None or the norm is centred."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
             assert self.first is None, "what opens the stream comes out of no part"
@@ -51,7 +53,7 @@ class Norm:
     def _of(self, ops: Ops, x: Tensor, form: Form) -> Rows:
         if not self.centred:
             return ops.rms_norm(x, self.weight.value, self.eps, form)
-        full = x.float()  # rounded once, after the norm
+        full = x.float()  # computed in float32 and rounded once, at the end
         centred = full - full.mean(-1, keepdim=True)
         return wide(ops.rms_norm(centred, self.weight.value, self.eps, "wide")).to(x.dtype)
 
@@ -68,16 +70,17 @@ class Norm:
 
 @dataclass(slots=True)
 class WholeNorms:
-    """Norms over all query heads and over all key heads of a fused product (OLMo 2,
-    arXiv:2501.00656), and OLMo's clip."""
+    """Norms of q over all query heads and of k over all KV heads of a fused product (OLMo 2,
+    arXiv:2501.00656). clip: bound of the magnitudes of q, k and v after the product (OLMoE)."""
 
-    q: Norm  # over this rank's heads
+    q: Norm  # weights of this rank's heads
     k: Norm
     clip: float | None
     layout: Layout
 
     def __call__(self, ops: Ops, qkv: Tensor) -> Tensor:
-        """Norms q and k of qkv [T, (H + 2 Hkv) * D] in place, clips all of it, and returns it."""
+        """Norms q and k of qkv [T, (H + 2 Hkv) * D] in place, clips q, k and v, and returns qkv. H
+        query heads, Hkv KV heads, D numbers of a head."""
         first, last = self.q.weight.shape[0], self.q.weight.shape[0] + self.k.weight.shape[0]
         for part, norm in zip((qkv[:, :first], qkv[:, first:last]), (self.q, self.k), strict=True):
             part.copy_(
@@ -86,8 +89,9 @@ class WholeNorms:
         return qkv if self.clip is None else qkv.clamp_(-self.clip, self.clip)
 
     def _over_ranks(self, part: Tensor, norm: Norm) -> Tensor:
-        """Norms a part divided over ranks. All ranks hold equally many heads and all heads are on
-        equally many ranks, so the mean of the ranks' means is the mean."""
+        """Norms q or k whose heads are divided among ranks. The mean of the ranks' means of squares
+        is the mean over all heads, since all ranks hold equally many heads and each head is on
+        equally many ranks."""
         full, weight = part.float(), norm.weight.value
         mean = self.layout.all_gather(full.square().mean(-1, keepdim=True)).mean(0)
         normed = full * (mean + norm.eps).rsqrt()

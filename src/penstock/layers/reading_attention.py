@@ -1,7 +1,8 @@
-"""ReadingAttention: attention over the keys and values that an earlier layer has stored (Gemma 4's
-last layers).
+"""ReadingAttention: attention over an earlier layer's keys and values. Gemma 4's last layers have
+it.
 
-It has its own queries and stores nothing; memory is counted for the layer that it reads."""
+It computes its own queries and stores nothing. Its KV cache is that of the earlier layer, so it
+adds no memory."""
 
 from __future__ import annotations
 
@@ -23,17 +24,18 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class ReadingAttention:
-    """Queries over another layer's keys and values; both layers have the same kind."""
+    """The layer. It has the same AttentionKind as `source`, the attention whose keys and values it
+    reads. d: hidden size."""
 
-    name: str  # name in a checkpoint, before `.q_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.q_proj`
     source: Attention
     query: Linear  # [heads * width, d]
     out: Linear  # [d, heads * width]
     q_norm: Norm  # [width]
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
-        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]. kv: the source's
-        cache."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d], T tokens.
+        kv: the cache of `source`."""
         kind = self.kind
         plan, norm = step.plans[kind], self.q_norm
         q = ops.rotary_and_store(

@@ -1,5 +1,5 @@
-"""Tables of cosines and sines for each kind of rotary embedding; `ops.rotary_and_store` does the
-rotation.
+"""Rotary embedding tables: cosines and sines of each kind. `ops.rotary_and_store` uses them to
+rotate queries and keys.
 
 Frequencies are computed in float32 as in each method's published code, so that they agree with
 `transformers` to the last bit. The table is float32 for any model dtype."""
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.layers.rope_config import RopeConfig
 
-# positions filled at once; temporary memory is a few times their part of the table
+# positions computed at once, which bounds temporary memory
 AT_ONCE = 1 << 16
 
 
@@ -36,18 +36,19 @@ def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.devic
 
 
 def rotated(rope: RopeConfig, width: int) -> int:
-    """Returns how many numbers of a head rotate, including rotations by an angle of 0."""
+    """Returns how many numbers of a head the kernel has to rotate. Some of them may rotate by an
+    angle of 0."""
     if rope.kind == "proportional":
         return width
     return 0 if rope.kind == "none" else int(width * rope.part)
 
 
 def lanes(rope: RopeConfig, width: int) -> list[int] | None:
-    """Returns the order of a head's numbers in which its halves rotate together, as kernels do it;
-    None: they already do.
+    """Returns the order of a head's numbers that kernels need: number n of the first half rotates
+    with number n of the second half. None: the checkpoint's order is already so.
 
-    If only the first `turning` numbers rotate, half of them go to the front of either half. Scores
-    don't depend on the order, as queries and keys share it."""
+    If only the first `turning` numbers rotate, half of them are moved to the front of each half.
+    Scores don't depend on the order, since queries and keys have the same."""
     turning = rotated(rope, width)
     if turning in (0, width) and not (turning and rope.neighbours):
         return None
@@ -63,8 +64,8 @@ def lanes(rope: RopeConfig, width: int) -> list[int] | None:
 
 
 def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[Tensor, float]:
-    """Returns frequencies in radians a position, [width / 2] float32, and the factor of cosines and
-    sines. positions: the maximum, which some kinds need."""
+    """Returns the frequencies in radians per position, [width / 2] float32, and the factor of
+    cosines and sines. positions: the longest context, which some kinds need."""
     steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
@@ -78,13 +79,14 @@ def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[
         return _yarn(rope, width, steps), _yarn_scale(rope)
     if rope.kind == "longrope":
         return _longrope(rope, steps, positions)
-    # `dynamic` changes its base only beyond the config's context, and no sequence gets there.
+    # `dynamic` changes its base only beyond the config's context, which no sequence exceeds.
     return plain, 1.0
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Stretches long waves by the factor, keeps short ones, and interpolates between (Llama 3.1's
-    published code)."""
+    """Returns frequencies in which long waves are stretched by the factor, short ones are
+    unchanged, and those between are interpolated (Llama 3.1's published code). plain: the
+    unstretched frequencies."""
     waves = 2 * math.pi / plain
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_stretched = rope.original_context / rope.low_freq_factor
@@ -99,8 +101,9 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
-    """Keeps frequencies with more than beta_fast turns in training, stretches those with fewer than
-    beta_slow, and interpolates between."""
+    """Returns yarn's frequencies. Waves that make more than beta_fast turns in the original context
+    are unchanged, those with fewer than beta_slow are stretched, and those between are
+    interpolated."""
     low, high = _yarn_turns(rope, width, rope.beta_fast), _yarn_turns(rope, width, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -113,15 +116,17 @@ def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
 
 
 def _yarn_turns(rope: RopeConfig, width: int, turns: float) -> float:
-    """Returns the dimension whose wave makes this many turns within the original context."""
+    """Returns the index, in general not whole, of the frequency that makes this many turns within
+    the original context."""
     return (
         width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
     )
 
 
 def _longrope(rope: RopeConfig, steps: Tensor, positions: int) -> tuple[Tensor, float]:
-    """Returns frequencies and factor with one set of factors for all texts, chosen by the longest
-    allowed: cached K cannot be rotated again when a text grows (vLLM does the same)."""
+    """Returns longrope's frequencies and the factor of cosines and sines. The short or long factors
+    are chosen once, by the longest context `positions`, since stored keys cannot be rotated again
+    when a sequence grows. vLLM does the same."""
     factors = rope.long_factors if positions > rope.original_context else rope.short_factors
     scale = rope.attention_factor
     if scale is None:

@@ -1,5 +1,5 @@
-"""ShortConv: a gated convolution over each channel's last few tokens, in place of
-attention (LFM2)."""
+"""ShortConv: a gated convolution over a few tokens (LFM2). It replaces attention in some layers. T:
+tokens of a step, S: those whose output is needed, d: hidden size."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.parallel.sharded_weight import Weight
 
-# name of the state [taps, channels]: the last inputs, position p at p % taps
+# name of the state array [taps, channels]: a sequence's last inputs, position p at index p % taps
 WINDOW = "window"
 
 
 @dataclass(slots=True)
 class ShortConv:
-    """Computes out(gate * conv(gate' * value)) from one product of all three; the convolution is
-    causal and per channel."""
+    """Computes out(gate * conv(gate' * value)). One product gives both gates and the value. The
+    convolution is causal and goes over each channel separately."""
 
-    name: str  # name in a checkpoint, before `.in_proj`
+    name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
-    into: Linear  # [3 * channels, d]: gate' of the values, gate of the output, values
+    into: Linear  # [3 * channels, d]: gate', gate, value
     taps: Weight  # [channels, 1, taps]
     bias: Weight | None  # [channels]
     out: Linear  # [d, channels]
@@ -36,7 +36,8 @@ class ShortConv:
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
+        """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d]. state: the
+        layer's named arrays, updated in place."""
         bias = None if self.bias is None else self.bias.value
         mixed = ops.short_conv(
             self.into(ops, x), self.taps.value.squeeze(1), bias, state[WINDOW], step

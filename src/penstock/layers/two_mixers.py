@@ -1,5 +1,5 @@
-"""TwoMixersLayer: two mixers that read the same norm and whose outputs are added, then an MLP
-(Falcon-H1, arXiv:2507.22448)."""
+"""TwoMixersLayer: Mamba2 and attention in parallel, then an MLP (Falcon-H1, arXiv:2507.22448). Both
+mixers read the same norm, and their outputs are added."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """Factors of a part's input, of its output, and of the MLP's gate before silu."""
+    """Constant factors of the inputs and outputs of a layer's parts, and of the MLP's gate before
+    silu."""
 
     mamba_in: float = 1.0
     mamba_out: float = 1.0
@@ -34,7 +35,8 @@ class Multipliers:
 
 @dataclass(slots=True)
 class TwoMixersLayer:
-    """Computes x + mamba(norm(x)) + attention(norm(x)), then an MLP with its own norm."""
+    """A layer. Computes y = x + mamba(norm(x)) + attention(norm(x)), then y + mlp(norm(y)), with
+    the factors of `Multipliers`."""
 
     norm: Norm
     mamba: Mamba2

@@ -1,2 +1,3 @@
-"""Models: a config.json's meaning (torch-free) and the decoder that computes it. A file per
-model_type holds only the differences. Knows layers and ops; of checkpoints only config files."""
+"""Models: a decoder for each model type, and its config. Reading a config.json needs no torch. Each
+model_type has a file with what is particular to it. Knows layers and ops; of checkpoints only the
+config files."""

@@ -1,6 +1,6 @@
-"""Trinity (AFMoE): gated attention output, norms before and after each part, no rotation in layers
-without a window. All but the first layers have experts chosen by sigmoids plus a bias, and shared
-experts."""
+"""Trinity (AFMoE): gated attention and many experts. Each part has a norm before and after it;
+layers without a window have no rotary embedding. All but the first layers have experts chosen by
+sigmoids plus a bias, and shared experts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         route_norm=True,
         score_func="sigmoid",
     )
-    for name in ("load_balance_coeff", "use_grouped_mm"):  # training only
+    for name in ("load_balance_coeff", "use_grouped_mm"):  # used in training only
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, head_dim=128, eps=1e-5)
     layers, every = fields["num_layers"], keys.count("global_attn_every_n_layers", 4)

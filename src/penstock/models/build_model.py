@@ -1,4 +1,4 @@
-"""build_model: a config -> its Decoder, by its model type's file."""
+"""build_model: makes a Decoder from a model's config."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def build_model(
     *,
     table_in_host: bool = False,
 ) -> Decoder:
-    """Makes the model of a config, weights not loaded. positions: length of the rotary tables;
-    None: the config's context. table_in_host: put per-layer embeddings in host memory, beside a
-    GPU. On torch's meta device it takes no memory."""
+    """Makes the model of a config; its weights are not loaded yet. positions: length of the rotary
+    tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
+    scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
+    On torch's meta device no memory is allocated."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
     return family.build(

@@ -1,8 +1,8 @@
-"""Catalog: the served model types, one row each, and where they were compared with transformers.
-Printed by `penstock models` and in docs/models.md.
+"""Catalog: the table of served model types. Each row has the devices on which logits were compared
+with transformers. The table is printed by `penstock models` and in docs/models.md.
 
-Rows are written by hand after a measurement (LOG.md); a test checks that none is missing. Loads no
-model."""
+Rows are written by hand after the comparison (LOG.md); a test checks that no model type is missing.
+Loads no model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SMALL = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A row. models: their common names. on: devices where logits were compared with transformers.
-    notes: for users."""
+    """A served model type. models: common names of its models. on: devices where logits were
+    compared with transformers. notes: remarks for users."""
 
     models: str
     on: str = "CPU"

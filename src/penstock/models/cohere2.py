@@ -1,5 +1,5 @@
-"""Command R7B and Command A: attention and MLP read one layer norm. Layers with a window rotate
-neighbours together; the others rotate nothing."""
+"""Command R7B and Command A: parallel attention and MLP. Both read the same layer norm. In layers
+with a window, neighbours in a head rotate together; the other layers have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Cohere2ForCausalLM"
 build = build_dense
-# Keys of the original code that describe fixed behaviour or its memory use.
+# Keys of Cohere's own code with the one value that this implementation serves.
 _ANYWAY = {
     "layer_switch": 4,
     "order_of_interleaved_layers": "local_attn_first",
@@ -42,7 +42,7 @@ def read_cohere(
     keys: Keys, named: dict[str, Any], eps_named: str, head_dim: int | None = None
 ) -> dict[str, Any]:
     """Reads the fields of DenseConfig except windows and ropes. eps_named: key of the norms' eps,
-    which tells the kind of norm. head_dim: see read_dense."""
+    from which the kind of norm follows: RMS norms or layer norms. head_dim: see read_dense."""
     keys.past(**_ANYWAY)
     for name in _NOTHING:
         keys.take(name, None)
@@ -69,5 +69,5 @@ def read_cohere(
 
 
 def ropes(rope: RopeConfig, turns: list[bool]) -> tuple[RopeConfig, ...]:
-    """Returns the rope of each layer. turns: True for layers that rotate."""
+    """Returns each layer's rope. turns: for each layer, True if it has a rotary embedding."""
     return tuple(rope if turn else NO_ROPE for turn in turns)

@@ -1,5 +1,5 @@
-"""Command A+ and North: Command A's layers; all but the first have experts, chosen by scores alone,
-and shared experts."""
+"""Command A+ and North: Command A with experts. All but the first layers have experts, chosen by
+the largest scores, and shared experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     layer_norms = keys.rest.get("rms_norm_eps") is None
     if not layer_norms:
-        keys.take("layer_norm_eps", None)  # eps of layer norms, which this model doesn't have
+        keys.take("layer_norm_eps", None)  # eps of layer norms; this model has RMS norms
     fields = read_cohere(
         keys, named, "layer_norm_eps" if layer_norms else "rms_norm_eps", head_dim=128
     )
@@ -60,8 +60,8 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
-    """Reads the window of each layer. All layers have one except the last of each period;
-    `every_first` is the period of the `first` layers."""
+    """Reads the window of each layer. Of each period of layers, all but the last have a window.
+    every_first: the period among the `first` layers."""
     every = keys.count("sliding_window_pattern", 4)
 
     def slides(layer: int) -> bool:
@@ -71,7 +71,8 @@ def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
 
 
 def _routing(keys: Keys, each: int, scale: float) -> Routing:
-    """Reads the weighting of experts: a softmax over the chosen ones, or their sigmoids."""
+    """Reads how the outputs of a token's experts are weighted: by a softmax over the chosen
+    experts' scores, or by their sigmoids. each: experts per token. scale: factor of the weights."""
     said, renormalise = (
         keys.text("expert_selection_fn", "softmax"),
         keys.flag("norm_topk_prob", True),
@@ -89,8 +90,8 @@ def _routing(keys: Keys, each: int, scale: float) -> Routing:
 
 
 def _is_mean(keys: Keys) -> bool:
-    """Reads whether a layer's output is the mean of experts and shared experts (True), or their
-    sum."""
+    """Returns True if a layer's output is the mean of the experts' and the shared experts' outputs,
+    False if it is their sum."""
     said = keys.text("shared_expert_combination_strategy", "average")
     if said not in ("average", "sum"):
         raise keys.fail(

@@ -1,8 +1,8 @@
-"""Decoder: embedding, blocks, norm, head. A model type's file chooses the blocks;
-`penstock.weights` loads them.
+"""Decoder: a model of embedding, blocks, norm and head. A model type's file chooses the blocks
+(layers); `penstock.weights` loads them.
 
-Computes hidden states and logits of a step's tokens. Knows nothing of a block's inside, nor of
-rows, chunks, groups, sampling or files. Callers enter torch.inference_mode."""
+Computes hidden states and logits of a step's tokens. Knows blocks by their interface; no scheduler,
+sampling or files. Callers enter torch.inference_mode."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Decoder:
     """A decoder whose weights are not loaded yet.
 
     embedding_scale, logits_scale: factors of embeddings and of logits. embedding_norm: norm of
-    embeddings. logits_cap: logits become cap * tanh(logits / cap). layer_inputs: makes the
-    per-layer inputs of each token."""
+    embeddings. logits_cap: logits become cap * tanh(logits / cap); None: no cap. layer_inputs:
+    computes per-layer embeddings; None: the model has none."""
 
     def __init__(
         self,
@@ -62,20 +62,22 @@ class Decoder:
             if tied
             else make.head(HEAD, vocabulary, hidden)
         )
-        # tokens that `logits` scores on this rank; None: all
+        # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
-        self.keepers = [tuple(block.keeps()) for block in self.blocks]  # keepers of each block
+        # each block's parts with state
+        self.keepers = [tuple(block.keeps()) for block in self.blocks]
         self.kinds = _kinds(self.keepers)
         self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])
-        self.handed: dict[int, Tensor] = {}  # buffers of `hand_out`
+        self.handed: dict[int, Tensor] = {}  # layer -> its buffer, see `hand_out`
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        # on the model's device
+        # bytes on the model's device
         self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)
         self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
         self.reads_tags = False  # True: a block reads StepInputs.tags
-        self.blocks_run = 0  # blocks run so far: shows a watcher that a long step progresses
+        # blocks run so far, by which another thread sees that a long step progresses
+        self.blocks_run = 0
         self._ops: Ops | None = None
 
     def prepare(self, ops: Ops) -> None:
@@ -96,13 +98,13 @@ class Decoder:
         of_rows: bool = False,
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Returns normed hidden states [T, hidden]. token_ids: [T] int64. state: for each block,
-        views of its keepers' stored state.
+        """Returns normed hidden states [T, hidden] of a step's T tokens. token_ids: [T] int64.
+        state: for each block, views of the state of its parts, updated in place.
 
-        of_rows: return only the step's decode rows [rows, hidden], at least one; for chunks the
-        last block then only stores K and V. embeds: token indices [k] int64 and the vectors [k,
-        hidden] that replace their embeddings. ops: replace the prepared operations, for observing.
-        """
+        of_rows: True returns only the step's decode rows [rows, hidden], at least one row; the last
+        block then only stores K and V of the prefill tokens. embeds: indices of tokens [k] int64,
+        and the vectors [k, hidden] that replace their embeddings. ops: operations to use instead of
+        the prepared ones, for observing."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
         x: Tensor = self.embedding(ops, token_ids)
@@ -120,12 +122,14 @@ class Decoder:
             self.blocks_run += 1
             if number in self.handed:
                 self.handed[number][: x.shape[0]] = x if residual is None else x + residual
-        if of_rows and self._folds_last:  # the last block had to process the chunks' tokens too
+        # the last block processed the prefill tokens too, as they update recurrent state
+        if of_rows and self._folds_last:
             x, residual = x[: step.rows], None if residual is None else residual[: step.rows]
         return self.norm.last(ops, x, residual)
 
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
-        """Plans a step once for each kind of attention; returns the step of each block."""
+        """Plans a step once for each kind of attention.
+        Returns the step's inputs for each block."""
         if step.by_layer is None:
             step.plans = {
                 kind: ops.plan(step, kind, cos_sin, self.dtype)
@@ -140,8 +144,8 @@ class Decoder:
 
     def hand_out(self, layers: Sequence[int], tokens: int) -> None:
         """Makes `forward` copy the residual stream after each of these layers, before any norm, to
-        `handed[layer]` [tokens, hidden]: the tokens of the layer's output. tokens: the most of a
-        step. Call it before steps are captured."""
+        `handed[layer]` [tokens, hidden]. tokens: the most tokens of a step. Call it before steps
+        are captured as graphs."""
         shape = (tokens, self.config.hidden_size)
         self.handed = {
             layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers
@@ -157,11 +161,12 @@ class Decoder:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All parts that hold checkpoint numbers."""
+        """Parts of the model that hold weights."""
         return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head
 
     def take_parts_of(self, other: Decoder) -> None:
-        """Replaces this model's parts by those of an equal, prepared model."""
+        """Replaces this model's parts with those of `other`, a prepared model with the same
+        config."""
         self.embedding, self.layer_inputs, self.blocks = (
             other.embedding,
             other.layer_inputs,
@@ -171,7 +176,7 @@ class Decoder:
         self.keepers, self.kinds = other.keepers, other.kinds
 
     def weights(self) -> Iterator[Weight]:
-        """Yields every weight, a tied head's once, always in the same order."""
+        """Yields every weight, always in the same order; a tied head's weight once."""
         yield self.embedding.table
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
@@ -183,7 +188,7 @@ class Decoder:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the table of per-layer embeddings, in either memory; 0: no table."""
+        """Bytes of the table of per-layer embeddings, in device or host memory; 0: no table."""
         return 0 if self.layer_inputs is None else self.layer_inputs.table.table.nbytes
 
     @property
@@ -193,17 +198,18 @@ class Decoder:
 
     @property
     def owners(self) -> list[Keeper]:
-        """Keepers that have their own state, in order."""
+        """Parts that have state of their own, in the order of the blocks."""
         return [keeper for keeper in chain(*self.keepers) if keeper.source is None]
 
     @property
     def paged_forms(self) -> list[PagedForm]:
-        """Forms of the state that grows with the tokens (KV cache), one per owner."""
+        """Layouts of the KV cache, or other state that grows with the tokens, of each part that has
+        its own."""
         return [keeper.form for keeper in self.owners if not isinstance(keeper.form, RecurrentForm)]
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of recurrent state of a sequence, all layers."""
+        """Bytes of a sequence's recurrent state, over all layers."""
         return sum(
             keeper.form.slot_bytes
             for keeper in self.owners
@@ -212,7 +218,8 @@ class Decoder:
 
     @property
     def kv_share(self) -> float:
-        """Size of the paged state relative to its size in the model's dtype."""
+        """Size of the KV cache relative to its size if it were stored in the model's dtype: 1, or
+        less with eight bits."""
         forms = self.paged_forms
         return sum(form.block_bytes for form in forms) / sum(
             form.plain(self.dtype).block_bytes for form in forms
@@ -225,12 +232,14 @@ class Decoder:
 
     @property
     def all_windowed(self) -> bool:
-        """True if no layer sees a whole prefix: prefix groups then have nothing to share."""
+        """True if every attention layer has a window. Prefix groups have no use then, since no
+        layer sees a whole prefix."""
         return all(kind.window is not None for kind in self.kinds)
 
 
 def _kinds(keepers: Sequence[Sequence[Keeper]]) -> dict[AttentionKind, Tensor]:
-    """Returns the kinds of attention in use, each with its rotary table."""
+    """Returns each kind of attention in the model with its rotary table. keepers: for each block,
+    its parts with state."""
     found = {}
     for keeper in chain(*keepers):
         if keeper.kind is not None and keeper.cos_sin is not None:

@@ -1,5 +1,5 @@
-"""DeepSeek-V2 (arXiv:2405.04434) and V2-Lite: latent attention; experts by softmax, optionally in
-groups, of which those with the best single expert are used."""
+"""DeepSeek-V2 and V2-Lite (arXiv:2405.04434): latent attention and experts. Experts are chosen by a
+softmax. If they are in groups, only the groups with the best single experts are used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeepSeek-V3 and R1 (arXiv:2412.19437), Moonlight, and Kimi K2's text: latent attention; experts
-with a sigmoid router in groups and a bias for the choice."""
+"""DeepSeek-V3, R1, Moonlight and Kimi K2's text. They have latent attention, and experts in groups,
+chosen by sigmoids plus a bias (arXiv:2412.19437)."""
 
 from __future__ import annotations
 

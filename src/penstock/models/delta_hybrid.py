@@ -1,5 +1,5 @@
-"""Hybrids of gated delta rule and gated attention, with norms by 1 + w: common code of Qwen3-Next
-and Qwen3.5."""
+"""Common code of Qwen3-Next and Qwen3.5. Both mix layers of gated delta rule and of gated
+attention. Their norms multiply by 1 + w for a stored weight w."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ KINDS = ("linear_attention", "full_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig(DenseConfig):
-    """Config of a hybrid. attends: True for layers with attention. delta: heads of the other
-    layers. taps: tokens that the convolution sees. state_dtype: dtype of the recurrent matrices."""
+    """Config of such a hybrid. attends: for each layer, True if it has attention. delta: heads of
+    the gated delta rule layers. taps: tokens that the convolution sees. state_dtype: dtype of the
+    recurrent matrices."""
 
     attends: tuple[bool, ...]
     delta: DeltaHeads
@@ -59,7 +60,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     keys.past(attn_output_gate=True)
     state = read_state_dtype(keys, "mamba_ssm_dtype")
     for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        keys.take(name, None)  # layers for drafting, which are left out
+        keys.take(name, None)  # keys about layers for drafting, which are not loaded
     return fields | {
         "windows": (None,) * layers,
         "left_out": (DRAFTING,),
@@ -94,7 +95,8 @@ def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
 def read_hybrid_experts(
     keys: Keys, experts: int, each: int, *, renormalise: bool
 ) -> dict[str, Any]:
-    """Reads ExpertFields except layers. experts, each: defaults for missing keys."""
+    """Reads the fields of ExpertFields except expert_layers. experts, each: defaults of the number
+    of experts and of experts per token. renormalise: see Routing."""
     experts, each = read_experts(keys, experts, each)
     return {
         "experts": experts,
@@ -107,7 +109,7 @@ def read_hybrid_experts(
 def build_with_experts(
     config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split"
 ) -> Decoder:
-    """Makes the model, weights not loaded. tensors: see `make_delta_net`."""
+    """Makes the model; its weights are not loaded yet. tensors: see `make_delta_net`."""
     sizes = (config.hidden_size, config.intermediate_size)
     parts = experts_or_mlp(
         config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate"
@@ -122,8 +124,8 @@ def build_hybrid(
     *,
     tensors: Tensors = "split",
 ) -> Decoder:
-    """Makes the decoder. feed_forward: (layer, name of its part) -> the part. tensors: see
-    `make_delta_net`."""
+    """Makes the decoder. feed_forward: function (layer, name of its feed-forward part) -> the part.
+    tensors: see `make_delta_net`."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer

@@ -1,7 +1,7 @@
-"""Dense decoders in Llama's form: common code of llama, mistral, qwen2, qwen3 and similar types.
+"""Common code of dense decoders like Llama, such as qwen3.
 
-DenseConfig is read without torch; `build_dense` makes attention and an MLP for each layer. A family
-may pass another feed-forward part."""
+DenseConfig is read without torch. `build_dense` makes attention and an MLP for each layer; a model
+type may pass another feed-forward part."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class DenseConfig(ModelConfig):
     none before. norms_around: norms before and after. parallel: attention and MLP read one norm.
     layer_norms: norms subtract the mean first. wide_norms: norms multiply by their weight before
     rounding. fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for
-    gate and up. ropes: each layer's rope, if not all are `rope`. clip_qkv: bound of the magnitude
-    of q, k and v. gate: gate of attention's output. layer_heads: query heads of each layer, if not
-    all are `heads`. score_scale: factor of scores; None: head_dim ** -0.5. query_growth: queries at
-    position p are multiplied by 1 + query_growth * log(1 + p // rope.original_context).
-    residual_scale: factor of attention's and MLP's output. embedding_scale, logits_scale: factors
-    of embeddings and logits. sinks: each head has a score that joins the softmax and has no value.
-    """
+    gate and up. ropes: each layer's rope; empty: all have `rope`. clip_qkv: bound of the magnitudes
+    of q, k and v. gate: gate of attention's output; None: no gate. layer_heads: query heads of each
+    layer; empty: all have `heads`. score_scale: factor of attention scores; None: head_dim ** -0.5.
+    query_growth: queries at position p are multiplied by 1 + query_growth * log(1 + p //
+    rope.original_context). residual_scale: factor of attention's and MLP's output. embedding_scale,
+    logits_scale: factors of embeddings and logits. sinks: each head has a learned score that takes
+    part in the softmax, without a value."""
 
     intermediate_size: int
     heads: int
@@ -85,9 +85,10 @@ def read_dense(
 ) -> dict[str, Any]:
     """Reads the fields of DenseConfig except windows and switches.
 
-    head_dim: default; None: hidden_size / heads. kv_heads_default_to_heads: default of the KV
-    heads; False: the key is required. eps, tied: defaults. eps_named: the key of eps. rope_of:
-    reads the rope from keys, positions and head width."""
+    head_dim: default width of a head; None: hidden_size / heads. kv_heads_default_to_heads: True: a
+    missing number of KV heads means as many as query heads; False: the key is required. eps, tied:
+    defaults of the norms' eps and of tie_word_embeddings. eps_named: the key of eps. rope_of:
+    function (keys, context, head width) that reads the rope."""
     common = read_common(keys, tied=tied)
     hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
     kv_heads = size(keys, "num_key_value_heads", heads if kv_heads_default_to_heads else REQUIRED)
@@ -97,7 +98,7 @@ def read_dense(
     rope = rope_of(keys, positions, width)
     eps = keys.positive(eps_named, eps)
     act = keys.text("hidden_act", "silu")
-    if act not in ("silu", "swish"):  # two names of one function
+    if act not in ("silu", "swish"):  # silu and swish are the same function
         raise keys.fail(f"hidden_act {act!r} is not supported: only 'silu' is")
     return (
         named
@@ -115,21 +116,21 @@ def read_dense(
 
 
 def past_own_code(keys: Keys, named: str) -> None:
-    """Skips `auto_map` if it names the code of a model type from before transformers had
-    its own."""
+    """Skips the key `auto_map` if it names the model's own code, which was published before
+    transformers supported the model type. named: that code's class."""
     code = keys.rest.get("auto_map")
     if isinstance(code, dict) and code.get("AutoModelForCausalLM") == named:
         del keys.rest["auto_map"]
 
 
 def given_width(keys: Keys, absent: int) -> int | None:
-    """Returns `head_dim` for read_dense: None (hidden_size / heads) if the key is null, `absent` if
-    it is missing."""
+    """Returns the default `head_dim` for read_dense: None (hidden_size / heads) if the file has the
+    key, which may be null; `absent` if the key is missing."""
     return None if "head_dim" in keys.rest else absent
 
 
 def given_window(keys: Keys, absent: int | None) -> int | None:
-    """Reads `sliding_window`: a missing key has the model type's default, null means no window."""
+    """Reads `sliding_window`; null means no window. absent: the window if the key is missing."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
 
 
@@ -141,9 +142,9 @@ def read_windows(
     *,
     lacks: str = "sliding_window is null",
 ) -> Windows:
-    """Reads `layer_types`; if missing, `slides` tells for each layer whether it has the window.
-    Raises CheckpointError for layers with a window if there is none. lacks: the error's words for
-    why there is none."""
+    """Reads each layer's window from `layer_types`. slides: function that returns True for layers
+    with a window, used if the key is missing. window: its size. Raises CheckpointError if a layer
+    has a window and `window` is None; lacks: the reason that the error gives."""
     types = listed_types(keys, num_layers, ("full_attention", "sliding_attention"))
     slide = (
         [slides(layer) for layer in range(num_layers)]
@@ -158,8 +159,8 @@ def read_windows(
 def switched_windows(
     keys: Keys, num_layers: int, slides: Callable[[int], bool], absent: int | None = 4096
 ) -> Windows:
-    """Reads windows that `use_sliding_window` switches on; see read_windows. If it is false,
-    transformers 5 writes null or 0 for the window."""
+    """Reads each layer's window if `use_sliding_window` is true; see read_windows. absent: the
+    window's default size. If the key is false, transformers 5 writes null or 0 as the window."""
     used = keys.flag("use_sliding_window")
     window = given_window(keys, absent) if used else None
     keys.take("sliding_window", None)
@@ -170,7 +171,8 @@ def switched_windows(
 
 
 def qwen_windows(keys: Keys, num_layers: int) -> Windows:
-    """Reads Qwen2's and Qwen3's windows: by `layer_types`, or from layer `max_window_layers` on."""
+    """Reads the windows of Qwen2 and Qwen3. Layers from `max_window_layers` on have one, unless
+    `layer_types` is given."""
     first = keys.count("max_window_layers", 28, low=0)
     return switched_windows(keys, num_layers, lambda layer: layer >= first)
 
@@ -199,10 +201,10 @@ def build_dense(
     around: tuple[str, str, str] = AROUND,
     mixer: Callable[[str], Mixer] | None = None,
 ) -> Decoder:
-    """Makes the decoder. feed_forward: (layer, name of its part) -> the part; None: an MLP. qk:
-    names of q's and k's norms, after the attention's. around: names of the norms after attention,
-    before the MLP and after it. mixer: name of an attention -> a mixer that replaces it; None:
-    attention."""
+    """Makes the decoder. feed_forward: function (layer, name of its feed-forward part) -> the part;
+    None: an MLP. qk: names of q's and k's norms, after the attention's name. around: names of the
+    norms after attention, before the MLP and after it. mixer: function from an attention's name to
+    a mixer that replaces it; None: attention."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm

@@ -1,5 +1,5 @@
-"""dots.llm1 (arXiv:2506.05767): Qwen3's attention; all but the first layers have
-GLM-4.5's experts."""
+"""dots.llm1 (arXiv:2506.05767): Qwen3's attention and GLM-4.5's experts. The first layers have
+MLPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama's form; neighbours in a head rotate together."""
+"""ERNIE 4.5: Llama with heads whose neighbours rotate together."""
 
 from __future__ import annotations
 

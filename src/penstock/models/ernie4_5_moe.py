@@ -1,5 +1,5 @@
-"""ERNIE 4.5 with experts: chosen by a softmax plus a bias, beside a shared expert, in a range of
-layers."""
+"""ERNIE 4.5 with experts in some layers. Experts are chosen by a softmax plus a bias; a shared
+expert processes every token. The layers with experts are a range, the others have MLPs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Ernie4_5_MoeForCausalLM"
-DRAFTING = "model.mtp_"  # prefix of the names of drafting tensors
+DRAFTING = "model.mtp_"  # prefix of the names of tensors for drafting, which are not loaded
 build = partial(build_moe, correction="moe_statics.e_score_correction_bias", alone=True)
 
 
@@ -21,7 +21,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     past_own_code(keys, "modeling_ernie4_5_moe.Ernie4_5_MoeForCausalLM")
     keys.past(moe_gate="topk", moe_use_aux_free=True, use_bias=False, use_rmsnorm=True)
-    for name in ("moe_capacity", "num_nextn_predict_layers"):  # training, drafts
+    for name in ("moe_capacity", "num_nextn_predict_layers"):  # keys for training and for drafting
         keys.take(name, None)
     fields = read_ernie(keys, named, head_dim=None)
     layers = fields["num_layers"]

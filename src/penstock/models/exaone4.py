@@ -1,5 +1,5 @@
-"""EXAONE 4 (arXiv:2507.11407): norms after attention and MLP, q and k normed head by head. If some
-layers have a window, the others rotate nothing."""
+"""EXAONE 4 (arXiv:2507.11407): norms after attention and MLP. q and k are normed head by head. If
+some layers have a window, the others have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(keys: Keys, layers: int, window: int | None) -> Windows:
-    """Reads the window of each layer: by `layer_types`, else all but the last of each
-    `sliding_window_pattern` layers have it."""
+    """Reads the window of each layer from `layer_types`. If that is missing, all have the window
+    except the last of each `sliding_window_pattern` layers."""
     told = isinstance(keys.rest.get("layer_types"), list)
     pattern = (
         keys.take("sliding_window_pattern", 4) if told else keys.count("sliding_window_pattern", 4)

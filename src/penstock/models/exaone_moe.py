@@ -1,5 +1,5 @@
-"""K-EXAONE: EXAONE 4's attention with norms after it; most layers have experts by grouped sigmoids,
-and shared experts."""
+"""K-EXAONE: EXAONE 4 with experts in most layers. Experts are in groups and chosen by sigmoids;
+shared experts process every token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ build = partial(build_moe, correction="e_score_correction_bias")
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     fields = read_exaone(keys, named)
-    keys.take("num_nextn_predict_layers", None)  # drafts only
+    keys.take("num_nextn_predict_layers", None)  # used for drafting only
     experts, each = read_experts(keys, 64, 8)
     size = keys.count("moe_intermediate_size", 1024, high=MOST)
     return MoeConfig(

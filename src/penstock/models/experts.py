@@ -1,5 +1,5 @@
-"""Mixtures of experts in Llama's form: common code of mixtral, olmoe, qwen3_moe and
-similar types."""
+"""Common code of decoders with experts, such as qwen3_moe.
+They are like Llama but for the experts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 MOST_EXPERTS = 2**14
 MOST_GROUPS = 64
-MOST_DRAFTING = 64  # layers for drafting
-DRAFTING = "mtp."  # prefix of the names of drafting tensors
-GROUPED_ADDED = 1e-20  # added to the divisor of a token's expert weights
+MOST_DRAFTING = 64  # the largest accepted number of layers for drafting
+DRAFTING = "mtp."  # prefix of the names of tensors for drafting, which are not loaded
+# added to the sum by which a token's expert weights are divided, as transformers does
+GROUPED_ADDED = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFields:
-    """Fields of a config with experts. expert_layers: layers with experts. shared_size: inner size
-    of the shared expert; 0: none. shared_scale: factor of its output. score_cap: see Moe."""
+    """Fields of a config with experts. experts: per layer. expert_size: inner size of an expert.
+    expert_layers: numbers of the layers with experts. shared_size: inner size of the shared expert;
+    0: none. shared_scale: factor of its output. score_cap: see Moe."""
 
     experts: int
     routing: Routing
@@ -41,7 +43,7 @@ class ExpertFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ExpertFields, DenseConfig):
-    """Llama's form with experts."""
+    """Config of a decoder that is like Llama but for its experts."""
 
 
 def read_experts(
@@ -53,8 +55,8 @@ def read_experts(
     names: tuple[str, ...] = ("num_local_experts", "num_experts"),
     per_token: str = "num_experts_per_tok",
 ) -> tuple[int, int]:
-    """Reads the number of experts of a layer, under any of `names`, and the number per token.
-    count, each: defaults."""
+    """Reads the number of experts of a layer, under any of `names`, and the number of experts per
+    token, under `per_token`. count, each: their defaults. low: the least number of experts."""
     given = keys.same(
         **{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names}
     )
@@ -66,8 +68,8 @@ def read_experts(
 
 
 def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
-    """Reads which layers have experts (Qwen's keys): the last of each `decoder_sparse_step` layers,
-    except those in `mlp_only_layers`."""
+    """Reads which layers have experts, from Qwen's keys: the last of each `decoder_sparse_step`
+    layers, except those in `mlp_only_layers`. Returns their numbers."""
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
@@ -75,8 +77,8 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
 
 
 def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
-    """Reads which layers have experts, by `mlp_layer_types`; if missing, all but the
-    `first` ones."""
+    """Reads which layers have experts from `mlp_layer_types`. If that is missing, all but the
+    `first` layers have them. Returns their numbers."""
     types = keys.take("mlp_layer_types", None)
     if types is None:
         return frozenset(range(first, layers))
@@ -94,8 +96,9 @@ def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
 def drafting_layers(
     keys: Keys, layers: int, absent: int, names: tuple[str, ...] = ("num_nextn_predict_layers",)
 ) -> tuple[str, ...]:
-    """Reads how many layers after the last are for drafting; returns the prefixes of their tensors'
-    names. absent: count if none of `names` is there."""
+    """Reads how many layers for drafting follow the model's own. Returns the prefixes of their
+    tensors' names. names: keys of that number. absent: the number if all of these keys are missing.
+    """
     count = keys.same(**{name: keys.count(name, None, low=0, high=MOST_DRAFTING) for name in names})
     return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
 
@@ -109,8 +112,8 @@ def read_sigmoids(
     scale: float = 1.0,
     scale_named: str = "routed_scaling_factor",
 ) -> Routing:
-    """Reads a router that weighs experts by the sigmoids of their scores. added: added to the
-    weights' divisor. renormalise, scale: defaults. scale_named: key of scale."""
+    """Reads a router that weights experts by the sigmoids of their scores. added, renormalise,
+    scale: see Routing; the last two are defaults. scale_named: key of scale."""
     return Routing(
         top_k=top_k,
         renormalise=keys.flag("norm_topk_prob", renormalise),
@@ -130,8 +133,9 @@ def read_grouped(
     groups: int = 1,
     kept: int = 1,
 ) -> Routing:
-    """Reads a router of sigmoids over groups of experts, in DeepSeek-V3's form (arXiv:2412.19437).
-    renormalise, scale, groups, kept: defaults."""
+    """Reads DeepSeek-V3's router (arXiv:2412.19437): sigmoids of scores, over groups of experts.
+    renormalise, scale: defaults; see Routing. groups, kept: defaults of the numbers of groups and
+    of groups that a token uses."""
     routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
     return in_groups(keys, experts, routing, groups, kept)
 
@@ -139,8 +143,8 @@ def read_grouped(
 def in_groups(
     keys: Keys, experts: int, routing: Routing, groups: int = 1, kept: int = 1
 ) -> Routing:
-    """Reads the number of groups of experts, and how many groups a token uses. groups, kept:
-    defaults."""
+    """Returns `routing` with the number of groups of experts, and of groups that a token uses, as
+    the keys give them. groups, kept: their defaults."""
     groups, kept = keys.count("n_group", groups, high=MOST_GROUPS), keys.count("topk_group", kept)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
@@ -185,13 +189,13 @@ def experts_or_mlp(
     shared: str = "shared_experts",
     shared_gate: str | None = None,
 ) -> Callable[[int, str], FeedForward]:
-    """Returns a function (layer, name of its MLP) -> feed-forward part: experts if the config has
-    them there, else an MLP of size `middle`.
+    """Returns a function (layer, name of its MLP) -> feed-forward part: experts if the layer has
+    them, else an MLP with inner size `middle`.
 
-    part: the checkpoint's name of experts in a layer. names: of an expert's gate, up and down.
-    router, shared, shared_gate: names after `part` of the router, the shared expert and its gate
-    (None: no gate). correction: name of the bias for the choice (None: no bias); alone: it is a row
-    [1, experts]."""
+    part: name of the mixture of experts in a layer. names: names of an expert's gate, up and down;
+    None: those of an MLP. router, shared, shared_gate: names after `part` of the router, the shared
+    expert and its gate (None: no gate). correction: name of the bias that is added to choose
+    experts (None: no bias). alone: True if that bias is stored as a row [1, experts]."""
     from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.parallel.sharded_weight import Part
 

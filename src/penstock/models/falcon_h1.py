@@ -1,4 +1,5 @@
-"""Falcon-H1: attention and Mamba2 in parallel in every layer, and multipliers of each part."""
+"""Falcon-H1: attention and Mamba2 in parallel in every layer. Constant multipliers scale the inputs
+and outputs of each part."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ARCHITECTURE = "FalconH1ForCausalLM"
 RENAMES = (("model.final_layernorm", "model.norm"),)
 INNER = 1024  # default inner size of Mamba2
 COLUMNS = 5  # outputs of Mamba2's first product: z, x, B, C and dt
-# Keys about initialisation and running in transformers, and unused ones.
+# Keys that don't change results: they are about initialisation, execution in transformers, or
+# unused.
 _UNREAD = (
     "time_step_min",
     "time_step_max",
@@ -30,7 +32,7 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconConfig(DenseConfig):
-    """Config of Falcon-H1. by: the fields of `Multipliers`."""
+    """Config of Falcon-H1. by: the values of the fields of `Multipliers`."""
 
     mamba: MambaShape
     by: tuple[tuple[str, float], ...]
@@ -81,7 +83,7 @@ def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
 
 
 def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
-    """Reads a list of `count` numbers; all 1 if missing."""
+    """Reads the list of `count` numbers under the key `name`; all are 1 if it is missing."""
     given = keys.take(name, [1.0] * count)
     if not isinstance(given, list) or len(given) != count:
         raise keys.fail(f"{name} must be a list of {count} numbers, not {given!r}")
@@ -90,7 +92,7 @@ def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
 
 
 def build(config: FalconConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
     from penstock.layers.two_mixers import Multipliers, TwoMixersLayer

@@ -1,8 +1,8 @@
-"""Families: finds a model type's file by name: models/qwen3.py is model_type "qwen3".
+"""Families: finds a model type's file by name. models/qwen3.py is the file of model_type "qwen3".
 
-Such a file has ARCHITECTURE (the one name that config.json may give it), `read` (keys -> its
-config; no torch) and `build` (its config -> a Decoder; imports torch inside). A new model is a new
-file, without changes here."""
+A model type's file has ARCHITECTURE (the value of `architectures` in config.json), `read` (makes
+the config from keys, without torch) and `build` (makes a Decoder from the config; imports torch
+inside). A new model type is a new file, without changes here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Family(Protocol):
     ARCHITECTURE: str
 
     def read(self, keys: Keys, named: dict[str, Any]) -> ModelConfig:
-        """Reads config.json. named: model_type and architecture, for the config."""
+        """Reads config.json. named: the config's fields model_type and architecture."""
 
     def build(self, config: Any, make: Maker) -> Decoder:
-        """Makes the model of a config from `read`, weights not loaded."""
+        """Makes the model of a config that `read` returned; its weights are not loaded yet."""
 
 
 # Files of this folder that are not model types.
@@ -63,7 +63,7 @@ def families() -> list[str]:
 
 
 def find_family(model_type: str) -> Family | None:
-    """Returns a model type's file; None: no such file."""
+    """Returns the module of a model type; None: the model type is not served."""
     if model_type not in families():
         return None
     family: Any = import_module(f"{room.__name__}.{model_type}")

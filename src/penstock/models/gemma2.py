@@ -1,5 +1,6 @@
-"""Gemma 2 (arXiv:2408.00118): Gemma 3's order of norms, with caps on scores and logits, a window on
-every second layer, one rotary table, and no norms of q and k."""
+"""Gemma 2 (arXiv:2408.00118): capped scores and logits. The order of norms is that of Gemma 3.
+Every second layer has a window, all layers have the same rotary table, and q and k are not normed.
+"""
 
 from __future__ import annotations
 

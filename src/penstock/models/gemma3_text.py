@@ -1,6 +1,6 @@
-"""Gemma 3's text: five layers with a window to one without, norms before and after each part, norms
-of 1 + w, two rotary tables. Sources: the technical report (arXiv:2503.19786) and the published
-code."""
+"""Gemma 3's text: windows on five of six layers. Each part has a norm before and after it. Norms
+multiply by 1 + w for a stored weight w. Layers with and without a window have different rotary
+tables. Sources: the technical report (arXiv:2503.19786) and the published code."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 class GemmaConfig(ModelConfig):
     """Shapes and switches of Gemma 2 and 3.
 
-    rope, local_rope: of layers without and with a window. score_scale: factor of scores. score_cap,
-    logits_cap: None: no cap."""
+    rope, local_rope: ropes of layers without and with a window. score_scale: factor of attention
+    scores. score_cap, logits_cap: cap c of scores and logits, which become c * tanh(x / c); None:
+    no cap."""
 
     intermediate_size: int
     heads: int
@@ -71,8 +72,10 @@ def read_gemma(
     pattern: int,
     qk_norm: bool,
 ) -> GemmaConfig:
-    """Reads the common part of Gemma 2 and 3. fields: those already read. ropes: reads both ropes.
-    context: default of the context. pattern: one layer of so many has no window."""
+    """Reads the keys that Gemma 2 and 3 share. fields: fields of the config that the caller has
+    read. ropes: function (keys, context, head width) that reads `rope` and `local_rope`. context:
+    default of max_position_embeddings. pattern: by default the last of each `pattern` layers has no
+    window. qk_norm: True if q and k are normed."""
     common = read_common(keys, tied=True)
     heads, kv_heads = size(keys, "num_attention_heads", 8), size(keys, "num_key_value_heads", 4)
     width, positions = size(keys, "head_dim", 256), size(keys, "max_position_embeddings", context)

@@ -1,6 +1,6 @@
-"""Gemma 4's text: wide heads on layers without a window, late layers that read an earlier layer's
-keys and values, per-layer inputs, experts beside the MLP. Source: transformers' published code;
-there is no report."""
+"""Gemma 4's text: per-layer inputs, and layers that share KV. Layers without a window have wider
+heads. Late layers read an earlier layer's keys and values. Some models have experts beside the MLP.
+Source: transformers' published code; there is no report."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ MOST_INPUTS = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Attention of one kind of layer, with or without a window. keys_as_values:
-    see AttentionKind."""
+    """Sizes of attention in the layers with a window, or in those without. keys_as_values: see
+    AttentionKind."""
 
     kv_heads: int
     width: int
@@ -57,10 +57,10 @@ class Span:
 class Gemma4Config(ModelConfig):
     """Shapes and switches of Gemma 4.
 
-    local, whole: attention of layers with and without a window. readers: count of late layers that
-    read the keys and values of the last earlier layer of their kind. wide_readers: their MLPs are
-    twice as wide. own_inputs: numbers per token of each layer's input; 0: none. experts: per layer;
-    0: none."""
+    local, whole: attention of layers with and without a window. readers: number of last layers that
+    store no keys and values, but read those of the last earlier layer of the same kind.
+    wide_readers: True if the MLPs of these layers are twice as wide. own_inputs: width of each
+    layer's per-layer input; 0: none. experts: per layer; 0: none."""
 
     intermediate_size: int
     heads: int
@@ -80,7 +80,8 @@ class Gemma4Config(ModelConfig):
         return self.whole if self.windows[layer] is None else self.local
 
     def source(self, layer: int) -> int | None:
-        """Returns the layer whose keys and values a layer reads; None: its own."""
+        """Returns the number of the earlier layer whose keys and values a layer reads; None: it has
+        its own."""
         first = self.num_layers - self.readers
         if layer < first:
             return None
@@ -97,7 +98,7 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
     types = listed_types(keys, layers, KINDS) or [
         KINDS[(n + 1) % PATTERN == 0] for n in range(layers)
     ]
-    types[-1] = "full_attention"  # transformers does the same, whatever the file says
+    types[-1] = "full_attention"  # transformers does the same, whatever layer_types says
     positions, heads = (
         size(keys, "max_position_embeddings", CONTEXT),
         size(keys, "num_attention_heads", 8),
@@ -171,7 +172,8 @@ def _spans(
     whole_width = keys.count("global_head_dim", GLOBAL_WIDTH, high=MOST_OF["head_dim"])
     fewer = keys.count("num_global_key_value_heads", None, high=MOST_OF["num_key_value_heads"])
     whole_heads = fewer if shared and fewer is not None else kv_heads
-    each = keys.take("per_layer_config", None)  # transformers 5 writes this key instead
+    # transformers 5 writes this key instead of the keys for layers without a window
+    each = keys.take("per_layer_config", None)
     if each is not None:
         whole_width, whole_heads = _of_layers(keys, each, types, width, kv_heads)
     given = keys.take("rope_parameters", ROPES)
@@ -193,8 +195,8 @@ def _spans(
 def _of_layers(
     keys: Keys, each: Any, types: list[str], width: int, kv_heads: int
 ) -> tuple[int, int]:
-    """Reads `per_layer_config`: the heads of layers without a window, which must be alike. Returns
-    (head width, KV heads)."""
+    """Reads from `per_layer_config` the head width and number of KV heads of layers without a
+    window, which must be equal in all of them. each: the key's value. width, kv_heads: defaults."""
     whole = {str(n) for n, kind in enumerate(types) if kind == "full_attention"}
     told = list(each.values()) if isinstance(each, Mapping) and {*each} == whole else [None]
     one = told[0]

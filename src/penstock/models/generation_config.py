@@ -1,7 +1,8 @@
 """GenerationDefaults: the contents of a model's generation_config.json. No torch, no engine.
 
-Its end ids replace config.json's; the tokenizer's is added. Its sampling parameters are defaults of
-the HTTP API alone, as in vLLM, never of `SamplingParams()`. The file is optional."""
+The file's end ids (tokens that end a sample) replace those of config.json; the tokenizer's eos
+token is added. The file's sampling parameters are defaults of the HTTP API alone, as in vLLM, not
+of `SamplingParams()`. The file is optional."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
 from penstock.row_table import RANGES
 
-# Keys that change none of our tokens: key -> ANYTHING, or the one harmless value.
+# Keys that don't affect which tokens are sampled here: key -> ANYTHING, or the one value with that
+# property.
 NOTHING = {
     "_from_model_config": ANYTHING,
     "transformers_version": ANYTHING,
@@ -33,7 +35,7 @@ NOTHING = {
     "num_beams": 1,
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
-    "length_penalty": ANYTHING,  # beam search only, like the next key
+    "length_penalty": ANYTHING,  # used by beam search only, as is the next key
     "early_stopping": ANYTHING,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -49,8 +51,8 @@ NOTHING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Fields named as in SamplingParams; None: not given. unserved: keys of the file that the
-    engine can't serve."""
+    """Sampling defaults, with fields named as in SamplingParams; None: not given. unserved: keys of
+    the file that the engine doesn't support."""
 
     eos_ids: tuple[int, ...] | None = None
     temperature: float | None = None
@@ -87,7 +89,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def _number(keys: Keys, name: str) -> float | None:
-    """Reads a sampling parameter, in its range for a request."""
+    """Reads a sampling parameter; its allowed range is that of a request."""
     low, high, open_low = RANGES[name]
     found: float | None = keys.number(
         name, None, **{"above" if open_low else "low": low}, high=high
@@ -98,9 +100,9 @@ def _number(keys: Keys, name: str) -> float | None:
 def end_ids(
     config: ModelConfig, generation: GenerationDefaults, of_tokenizer: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the ids that end a sample: generation_config.json's, or config.json's if that has
-    none, and the tokenizer's eos_token, as in vLLM: a fine-tuned model's own end of turn is often
-    given there alone."""
+    """Returns the token ids that end a sample: those of generation_config.json, or of config.json
+    if it has none. The tokenizer's eos token is added, as in vLLM, since a fine-tuned model's
+    end-of-turn token is often given only there."""
     ends = config.eos_ids if generation.eos_ids is None else generation.eos_ids
     outside = [i for i in ends if i >= config.vocab_size]
     if outside:

@@ -1,5 +1,5 @@
-"""GLM-4 and GLM-Z1 of 2025-04: norms before and after each part; half of each head rotates,
-neighbours together."""
+"""GLM-4 and GLM-Z1 of 2025-04. Each part has a norm before and after it. Half of each head's
+numbers rotate, neighbours together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4ForCausalLM"
-PART = 0.5  # share of a head that rotates
+PART = 0.5  # share of a head's numbers that rotate
 build = build_dense
 
 

@@ -1,5 +1,6 @@
-"""GLM-4.5 to 4.7 (arXiv:2508.06471): all but the first layers have experts with a sigmoid router in
-groups and a bias for the choice, and a shared expert; a part of each head rotates."""
+"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts in most layers. All but the first layers have them, in
+groups, chosen by sigmoids plus a bias, and a shared expert. Only a part of each head's numbers
+rotate."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
-PART = 0.5  # share of a head that rotates
+PART = 0.5  # share of a head's numbers that rotate
 build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 

@@ -1,4 +1,5 @@
-"""GLM-4.7-Flash: DeepSeek-V3's attention and experts; the file lists which layers have experts."""
+"""GLM-4.7-Flash: DeepSeek-V3's attention and experts.
+config.json lists which layers have experts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, a window on every second
-layer, sinks in the softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is
-read too."""
+"""gpt-oss (arXiv:2508.10925): experts with biases and clamped gates. Every second layer has a
+window, and each head has a sink in the softmax. The experts are published in four bits (MXFP4);
+checkpoints in a float dtype with the same tensor names are read too."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ THETA, GROUP = 150_000.0, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssConfig(DenseConfig):
-    """Config of gpt-oss. clamp: (slope, most) of the experts' gate; see
-    kernels.expert_matrix.Experts."""
+    """Config of gpt-oss. clamp: see kernels.expert_matrix.Experts."""
 
     experts: int
     routing: Routing
@@ -35,7 +34,7 @@ class GptOssConfig(DenseConfig):
 
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     """Reads config.json."""
-    keys.take("initial_context_length", None)  # repeats yarn's original context
+    keys.take("initial_context_length", None)  # the same number as yarn's original context
     each = keys.same(
         **{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")}
     )

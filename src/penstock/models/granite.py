@@ -1,5 +1,5 @@
-"""Granite 3: Llama's form with four multipliers: of embeddings, scores, additions to the stream,
-and logits."""
+"""Granite 3: Llama with four multipliers. They scale embeddings, attention scores, additions to the
+residual stream, and logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def read_scales(keys: Keys) -> dict[str, Any]:
-    """Reads the multipliers of embeddings, scores, additions to the stream, and logits."""
+    """Reads the multipliers of embeddings, attention scores, additions to the residual stream, and
+    logits. Returns fields of DenseConfig."""
     return {
         "embedding_scale": keys.positive("embedding_multiplier", 1.0),
         "score_scale": keys.positive("attention_multiplier", 1.0),

@@ -1,5 +1,5 @@
-"""Granite 4: layers of Mamba2 and of attention, each with an MLP, on some models with experts
-beside it; Granite's four multipliers. Attention may be without rotation."""
+"""Granite 4: layers of Mamba2 and of attention. Each layer has an MLP; some models have experts
+beside it. Four multipliers are applied as in Granite 3. Attention may have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
-ATTENDS = ("attention", "full_attention")  # the published name, and transformers 5's
+# the name in published configs, and that of transformers 5
+ATTENDS = ("attention", "full_attention")
 KINDS = ("mamba", "linear_attention", *ATTENDS)
 RENAMES = (
     ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
@@ -35,9 +36,9 @@ RENAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteHybridConfig(DenseConfig):
-    """Config of Granite 4. attends: True for layers with attention. experts: per layer; 0: an MLP
-    alone. shared_size: inner size of the MLP that every token goes through; intermediate_size is an
-    expert's."""
+    """Config of Granite 4. attends: for each layer, True if it has attention. experts: number per
+    layer; 0: only the MLP. shared_size: inner size of the MLP; intermediate_size is that of an
+    expert."""
 
     attends: tuple[bool, ...]
     mamba: MambaShape
@@ -49,7 +50,7 @@ class GraniteHybridConfig(DenseConfig):
 def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
     """Reads config.json."""
     keys.past(normalization_function="rmsnorm")
-    keys.take("init_method", None)  # initialisation only
+    keys.take("init_method", None)  # used for initialisation only
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     types = listed_types(keys, layers, KINDS) or ["mamba"] * layers
@@ -69,7 +70,7 @@ def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads the rope; without a request for one, nothing rotates."""
+    """Reads the rope; attention has none unless position_embedding_type is "rope"."""
     rope = read_rope(keys, positions, width)
     kind = keys.text("position_embedding_type", "nope")
     if kind not in ("rope", "nope"):
@@ -80,7 +81,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
 
 
 def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.layers.moe_maker import make_moe, make_shared_expert

@@ -1,5 +1,5 @@
-"""Hunyuan 0.5B to 7B: Llama's form; heads of q and k are normed after rotation. A rope with an
-alpha has a larger base, and is not dynamic."""
+"""Hunyuan 0.5B to 7B: Llama with norms of q and k. Heads of q and k are normed after rotation. A
+rope of type dynamic with an alpha has a larger, constant base."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _BESIDE_ALPHA = (
     "rope_type",
     "type",
 )
-# Keys of the authors' other models, of the tokenizer, and of a classifier.
+# Keys that don't change results: they belong to the authors' other models, the tokenizer or a
+# classifier.
 _NOTHING = (
     "add_classification_head",
     "class_num",
@@ -77,7 +78,8 @@ def read_hunyuan(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads the rope. An alpha makes its base larger: theta * alpha ** (width / (width - 2))."""
+    """Reads the rope. With an alpha its base is theta * alpha ** (width / (width - 2)). width: of a
+    head."""
     alphas = []
     for name in ("rope_parameters", "rope_scaling"):
         given = keys.rest.get(name)

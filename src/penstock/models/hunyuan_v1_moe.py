@@ -1,4 +1,4 @@
-"""Hunyuan-A13B: Hunyuan's form with experts by softmax, and a shared expert."""
+"""Hunyuan-A13B: Hunyuan with experts and a shared expert. Experts are chosen by a softmax."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.models.keys import Keys
 
 ARCHITECTURE = "HunYuanMoEV1ForCausalLM"
 build = partial(build_moe, router="gate.wg", shared="shared_mlp", qk=QK)
-# Keys that may list a value per layer. transformers reads lists of the first two, and one number of
-# the rest.
+# Keys that may list a value per layer. transformers supports lists of the first two; of the other
+# keys it reads a single number.
 _OF_LAYERS = ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size")
 
 
@@ -41,7 +41,8 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _one_of(keys: Keys, name: str, layers: int) -> None:
-    """Replaces a list of equal values per layer by the one value."""
+    """Replaces the value of a key that lists a value per layer, all of them equal, by that one
+    value."""
     listed = keys.rest.get(name)
     if not isinstance(listed, list):
         return

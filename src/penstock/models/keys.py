@@ -1,8 +1,9 @@
-"""Keys: a JSON object read key by key, so that unread keys can be refused. Knows no model.
+"""Keys: a JSON object that is read key by key. Keys that are not read are errors, so that no
+setting is ignored silently. Knows no model.
 
-Each getter takes a key out and checks its type. `note_rest` collects the keys nobody took, of the
-object and of its parts; `refuse_unknown` names them all in one error. Every error is one line that
-names the file and the key."""
+Each getter takes a key out and checks its type. `note_rest` collects the keys that remain, of the
+object and of objects inside it; `refuse_unknown` raises one error that names them all. Every error
+is one line that names the file and the key."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ from typing import Any
 from penstock.disk import read_plain
 from penstock.errors import CheckpointError
 
-LARGEST = 256 << 20  # bytes of a file; the longest known, indexes of tensors, have 10 MB
-# levels of nesting; a config has three or four, and beyond 1,000 repr() and == fail
+# the most bytes of a file; the largest known files, indexes of tensors, have 10 MB
+LARGEST = 256 << 20
+# the most levels of nesting; a config has three or four, and beyond 1,000 repr() and == fail
 DEEPEST = 32
 LONGEST_FAULT = 400  # characters of an error about a key
 LONGEST_SHOWN = 60  # characters of an unknown key, and of its value, in an error
 MOST_SHOWN = 24  # unknown keys listed in an error, which counts the rest
 MOST = 2**31 - 1  # the largest whole number allowed
-REQUIRED = object()  # default of a required key
-ANYTHING = object()  # means: harmless with any value
+REQUIRED = object()  # given as a default: the key is required
+ANYTHING = object()  # given as a key's value: any value is harmless
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises CheckpointError if the file is missing, no JSON, or
-    no object."""
+    """Returns the object in a JSON file. Raises CheckpointError if the file is missing, is not
+    JSON, or holds no object."""
     try:
         raw = json.loads(read_plain(path, LARGEST).decode("utf-8"))
     except OSError as error:
@@ -57,12 +59,12 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 class Keys:
-    """The unread keys of a JSON object. where: opens every error; the file, or a part of it."""
+    """The unread keys of a JSON object. where: the file name, with which every error begins."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.rest = dict(raw)
         self.where = where
-        self._of = ""  # names the part of the file, for errors
+        self._of = ""  # name of the object inside the file, for errors; "": the whole file
         self._unknown: list[str] = []  # unknown keys of the whole file
 
     def part(self, name: str, raw: Mapping[str, Any]) -> Keys:
@@ -78,7 +80,8 @@ class Keys:
         return CheckpointError(f"{self.where}: {text}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """Returns the raw value. A null counts as missing, as is usual in these files."""
+        """Returns the value of a key, unchecked, and marks the key as read. A null counts as
+        missing, as is usual in these files."""
         value = self.rest.pop(name, None)
         if value is not None:
             return value
@@ -87,8 +90,8 @@ class Keys:
         return default
 
     def past(self, **anyway: Any) -> None:
-        """Skips keys whose value matches what the engine does anyway. Other values stay and are
-        refused later."""
+        """Marks keys as read if they have the given values, which are those of the engine's fixed
+        behaviour. Keys with other values stay unread and are refused later."""
         for name, value in anyway.items():
             if self.rest.get(name) == value:
                 del self.rest[name]
@@ -141,7 +144,8 @@ class Keys:
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """Returns token ids, given as one or a list of any length; None if missing."""
+        """Returns token ids, which the file gives as one id or as a list; None if the key is
+        missing."""
         value = self.take(name, None)
         if value is None:
             return None
@@ -151,8 +155,8 @@ class Keys:
         return tuple(dict.fromkeys(ids))
 
     def same(self, **spelt: Any) -> Any:
-        """Returns the value given under two names, None if under neither. Raises CheckpointError if
-        they differ."""
+        """Returns the value that is given under two names; None if it is given under neither.
+        spelt: name -> value. Raises CheckpointError if the two values differ."""
         given = {name: value for name, value in spelt.items() if value is not None}
         said = list(given.values())
         if said[1:] and said[0] != said[1]:
@@ -161,7 +165,7 @@ class Keys:
         return said[0] if said else None
 
     def note_rest(self, nothing: Mapping[str, Any]) -> None:
-        """Collects the remaining keys that may change something. nothing: key -> harmless value, or
+        """Collects the unread keys that may change results. nothing: key -> its harmless value, or
         ANYTHING."""
         self._unknown += [
             f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})"
@@ -169,7 +173,8 @@ class Keys:
         ]
 
     def refuse_unknown(self, whom: str) -> None:
-        """Raises CheckpointError that names all collected keys."""
+        """Raises CheckpointError with the names of all collected keys, if there are any. whom: the
+        subject of the error message."""
         found, more = self._unknown[:MOST_SHOWN], len(self._unknown) - MOST_SHOWN
         if not found:
             return
@@ -185,7 +190,8 @@ class Keys:
         )
 
     def left(self, nothing: Mapping[str, Any]) -> list[str]:
-        """Returns the keys that nobody took, have a value, and may change something."""
+        """Returns the unread keys that have a value and may change results. nothing:
+        see note_rest."""
         harmless = {
             n
             for n, v in self.rest.items()

@@ -1,4 +1,4 @@
-"""Kimi K2: DeepSeek-V3's form by another name."""
+"""Kimi K2: the same architecture as DeepSeek-V3."""
 
 from __future__ import annotations
 

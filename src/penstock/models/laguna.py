@@ -1,5 +1,6 @@
-"""Laguna: attention output gated by softplus, query heads listed per layer, two ropes; all layers
-but the first have experts chosen by sigmoids plus a bias, and a shared expert."""
+"""Laguna: attention gated by softplus, and experts. The number of query heads may differ by layer,
+and there are two ropes. All layers but the first have experts chosen by sigmoids plus a bias, and a
+shared expert."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     )
     experts, each = read_experts(keys, 256, 8)
     expert_layers = read_listed(keys, layers, first=1)
-    # keys that repeat expert_layers
+    # these keys say again which layers have experts
     keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))
     return MoeConfig(
         **fields,

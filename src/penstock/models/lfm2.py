@@ -1,4 +1,5 @@
-"""LFM2: gated short convolutions; some layers have attention with q and k normed head by head."""
+"""LFM2: layers of gated short convolutions and of attention. Attention's q and k are normed head by
+head."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ THETA = 1_000_000.0
 MOST_TAPS = 16
 NAMES = ("w1", "w3", "w2")  # an MLP's gate, up and down
 KINDS = ("conv", "full_attention")
-# Keys about initialisation, unused here.
+# Keys about initialisation, which don't change results.
 _DRAWN = (
     "block_mlp_init_scale",
     "block_out_init_scale",
@@ -34,8 +35,8 @@ _DRAWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvConfig(DenseConfig):
-    """Config of LFM2. attends: True for layers with attention. taps: tokens that a convolution
-    sees. conv_bias: the convolution's products have biases."""
+    """Config of LFM2. attends: for each layer, True if it has attention. taps: tokens that a
+    convolution sees. conv_bias: True if the convolution and its products have biases."""
 
     attends: tuple[bool, ...]
     taps: int
@@ -78,7 +79,8 @@ def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
-    """Returns True for each layer in `full_attn_idxs`; if missing, for all."""
+    """Returns for each layer True if it has attention. numbers: the value of `full_attn_idxs`, a
+    list of layers; None: all layers have attention."""
     if numbers is None:
         return (True,) * layers
     if not isinstance(numbers, list) or not all(
@@ -89,8 +91,8 @@ def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
 
 
 def _middle(keys: Keys, size: int) -> int:
-    """Returns the MLP's width. If it is adjusted: two thirds of `size`, times a factor, rounded up
-    to a multiple."""
+    """Returns the MLP's inner size. With block_auto_adjust_ff_dim it is two thirds of `size`, times
+    a factor, rounded up to a multiple; else it is `size`."""
     multiple = keys.count("block_multiple_of", 256)
     factor = keys.positive("block_ffn_dim_multiplier", 1.0)
     if not keys.flag("block_auto_adjust_ff_dim", True):
@@ -101,8 +103,8 @@ def _middle(keys: Keys, size: int) -> int:
 
 
 def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
-    """Skips unused keys of published configs that repeat a size; one that gives another size stays
-    and is refused."""
+    """Marks keys of published configs that repeat a size as read. A key with another size stays
+    unread and is refused later."""
     hidden, eps = fields["hidden_size"], fields["rms_norm_eps"]
     keys.past(
         block_dim=hidden,
@@ -120,8 +122,8 @@ def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
 def build(
     config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
 ) -> Decoder:
-    """Makes the model, weights not loaded. feed_forward: (layer, name of its part) -> the part;
-    None: an MLP."""
+    """Makes the model; its weights are not loaded yet. feed_forward: function (layer, name of its
+    feed-forward part) -> the part; None: an MLP."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder

@@ -1,5 +1,5 @@
-"""LFM2 with experts on all but its first layers, chosen and weighed by sigmoids; a bias is added
-for the choice alone."""
+"""LFM2 with experts on all but the first layers. Experts are chosen by sigmoids plus a bias, and
+weighted by the sigmoids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "Lfm2MoeForCausalLM"
-ADDED = 1e-6  # added to the divisor of a token's expert weights
+ADDED = 1e-6  # added to the sum by which a token's expert weights are divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvMoeConfig(lfm2.ConvConfig):
-    """Config of LFM2 with experts. dense_layers: count of first layers with an MLP. corrected:
-    experts are chosen with a bias."""
+    """Config of LFM2 with experts. dense_layers: number of first layers that have an MLP instead.
+    corrected: True if a bias is added to choose experts."""
 
     experts: int
     routing: Routing
@@ -51,7 +51,7 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
 
 
 def build(config: ConvMoeConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     from penstock.layers.moe_maker import make_moe
     from penstock.parallel.sharded_weight import Part
 

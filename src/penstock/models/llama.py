@@ -1,4 +1,5 @@
-"""Llama 1 to 3.x, and other models saved as llama. A switch gives all products biases."""
+"""Llama 1 to 3.x, and other models saved as llama. attention_bias and mlp_bias give products
+biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mamba2's keys of a config.json, in two families' spellings, and the layer made from them."""
+"""Reads Mamba2's keys of a config.json, and makes the layer. Model families name the keys in two
+ways."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.layers.mamba2 import Mamba2
 
 MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
-# "no limit" of dt; transformers 5 writes the second form
+# values of the key for limits of dt that mean "no limit"; transformers 5 writes the second
 _NO_LIMIT = (
     [0.0, float("inf")],
     [0.0, {"__float__": "Infinity"}],
@@ -23,10 +24,10 @@ _NO_LIMIT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaShape:
-    """A config's Mamba2 layers. taps: tokens that the convolution sees. taps_bias: the convolution
-    has a bias. bias, out_bias: the first and the last product have one. eps: of the norm; None: no
-    norm. state_dtype: dtype of the state matrices. columns: factors of z, x, B, C and dt after the
-    first product; empty: none."""
+    """Sizes and switches of a model's Mamba2 layers. taps: tokens that the convolution sees.
+    taps_bias, bias, out_bias: True if the convolution, the first product and the last product have
+    a bias. eps: of the norm; None: no norm. state_dtype: dtype of the state matrices. columns:
+    factors of z, x, B, C and dt after the first product; empty: all 1."""
 
     heads: Mamba2Heads
     taps: int
@@ -68,8 +69,9 @@ def read_mamba(
     out_bias: str | None = None,
     columns: tuple[float, ...] = (),
 ) -> MambaShape:
-    """Reads the keys that begin with mamba_ (Granite 4 and Falcon-H1). inner: default size of x.
-    out_bias: key of the last product's bias; None: same as the first's. columns: see MambaShape."""
+    """Reads the keys that begin with mamba_ (Granite 4 and Falcon-H1). hidden: hidden size. eps:
+    see MambaShape. inner: default size of x. out_bias: key that says if the last product has a
+    bias; None: it has one if the first has. columns: see MambaShape."""
     heads = keys.count("mamba_n_heads", 128, high=MOST_HEADS)
     expand, bias = keys.count("mamba_expand", 2, high=64), keys.flag("mamba_proj_bias")
     inner = keys.count("mamba_d_ssm", None if "mamba_d_ssm" in keys.rest else inner)
@@ -101,8 +103,9 @@ def read_mamba(
 
 
 def past_scan(keys: Keys, chunk: str) -> None:
-    """Skips the chunk size of a scan (`chunk`), and limits of dt that limit nothing; other limits
-    stay and are refused."""
+    """Marks keys as read that don't change results: the chunk size of transformers' scan, under the
+    key `chunk`, and limits of dt that mean no limit. Other limits stay unread and are refused
+    later."""
     keys.take(chunk, None)
     for limit in _NO_LIMIT:
         keys.past(time_step_limit=limit)

@@ -1,5 +1,5 @@
-"""MiniMax-M2: experts on all layers, with a sigmoid router and a bias for the choice; q and k are
-normed over all heads, and a part of each head rotates."""
+"""MiniMax-M2: experts on all layers. They are chosen by sigmoids plus a bias. q and k are normed
+over all heads, and only a part of each head's numbers rotate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "MiniMaxM2ForCausalLM"
 THETA = 5_000_000.0
-# Keys of MiniMax-Text-01's layers, and of drafting.
+# Keys that don't change results: they are for MiniMax-Text-01's layers or for drafting.
 _NOTHING = (
     "layernorm_full_attention_beta",
     "layernorm_linear_attention_beta",

@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral's form with yarn; queries grow with the logarithm of their position beyond
-the original context (Llama 4's method)."""
+"""Ministral 3: Mistral with yarn and scaled queries. Beyond the original context, queries are
+multiplied by a factor that grows with the logarithm of their position (Llama 4's method)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def take_growth(keys: Keys) -> float:
-    """Reads the growth of queries from the rope's keys."""
+    """Reads DenseConfig.query_growth from the rope's keys."""
     given = keys.rest.get("rope_parameters")
     if not isinstance(given, dict):
         return 0.0
     rope = Keys(given, keys.where)
     growth: float = rope.number("llama_4_scaling_beta", 0.0, low=0.0)
-    rope.take("max_position_embeddings", None)  # repeats the context
+    rope.take("max_position_embeddings", None)  # the same number as the context
     keys.rest["rope_parameters"] = rope.rest
     return growth
 
 
 def check_growth(keys: Keys, growth: float, rope: RopeConfig) -> None:
-    """Raises CheckpointError for growth of queries without an original context."""
+    """Raises CheckpointError if growth is not 0 and the rope has no original context, which
+    query_growth needs."""
     if growth and not rope.original_context:
         raise keys.fail(
             f"llama_4_scaling_beta needs original_max_position_embeddings: rope_type {rope.kind}"

@@ -1,4 +1,4 @@
-"""Mistral: Llama's form with one sliding window for all layers, or none."""
+"""Mistral: Llama with an optional window. All layers have the same sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral (arXiv:2401.04088): Mistral's form with experts in place of the MLP."""
+"""Mixtral (arXiv:2401.04088): Mistral with experts instead of MLPs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Multi-head latent attention in Llama's form, with experts: common code of DeepSeek-V2, V3 and
-GLM-4.7-Flash."""
+"""Common code of DeepSeek-V2, V3 and GLM-4.7-Flash. They have multi-head latent attention and
+experts; the rest is like Llama."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 MOST_RANK = 2**14
-# Keys about training and placement of experts, unused here.
+# Keys about training and about the placement of experts on devices, which don't change results.
 _TRAINED = ("ep_size", "aux_loss_alpha", "seq_aux")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig(MoeConfig):
-    """Config of latent attention. query_rank: size of the query latent; None: queries are made from
-    the stream. pairs: neighbours rotate together. bias: the products that read the stream, and the
-    last one, have biases."""
+    """Config with latent attention. query_rank: size of the query latent; None: queries are
+    computed from the layer's input directly. pairs: True if neighbours in a head rotate together.
+    bias: True if attention's products that read the layer's input, and the last one, have biases.
+    """
 
     latent: LatentSizes
     query_rank: int | None
@@ -47,8 +48,9 @@ def read_mla(
     whole_heads: bool = False,
 ) -> dict[str, Any]:
     """Reads the fields of MlaConfig except experts, windows and pairs. absent: default widths.
-    query_rank: default; a null means none. whole_heads: head_dim is the width of a whole query, of
-    which a part rotates; else the width of the rotating part."""
+    query_rank: default size of the query latent; a null in the file means none. whole_heads: True
+    if the key head_dim is the width of a whole query head, False if it is the width of its rotating
+    part."""
     keys.past(moe_layer_freq=1)
     for name in _TRAINED:
         keys.take(name, None)
@@ -99,8 +101,8 @@ def _rope(sizes: LatentSizes, keys: Keys, positions: int, width: int) -> RopeCon
 
 
 def _stretched(rope: RopeConfig) -> float:
-    """Returns the factor of queries, and of keys, if yarn stretches the context and mscale_all_dim
-    is given; else 1."""
+    """Returns yarn's factor of both queries and keys, from mscale_all_dim; 1 if yarn doesn't
+    stretch the context or the key is missing."""
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
@@ -109,7 +111,7 @@ def _stretched(rope: RopeConfig) -> float:
 def build_mla(
     config: MlaConfig, make: Maker, *, correction: str | None = "gate.e_score_correction_bias"
 ) -> Decoder:
-    """Makes the model, weights not loaded. correction: see experts_or_mlp."""
+    """Makes the model; its weights are not loaded yet. correction: see experts_or_mlp."""
     from penstock.layers.latent_attention import make_latent_attention
 
     c = config

@@ -1,7 +1,6 @@
-"""ModelConfig: a model's config.json in our terms; read key by key, unknown keys refused by name.
-
-This module holds the fields of every model, and no torch. A model type's own fields are in its
-file, which `families` finds by name; `read_config` reads a whole config.json."""
+"""ModelConfig: the fields of a config.json that all models have. A model type's own fields are in
+its file, which `families` finds by name. `read_config` reads a whole config.json. Knows keys and
+numbers; no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from penstock.models.keys import MOST, REQUIRED, Keys
 from penstock.models.text_part import TextOfWhole
 from penstock.quant.stored_quantization import StoredQuantization
 
-# The largest allowed sizes: at least ten times those of any model. They keep lists, tables and
-# products of sizes small enough to compute with, until the model's memory use is checked.
+# The largest accepted sizes, at least ten times those of any model. With larger ones, lists and
+# products of sizes could be too large to compute before the model's memory use is checked.
 MOST_OF = {
     "num_hidden_layers": 10_000,
     "hidden_size": 2**20,
@@ -38,26 +37,26 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     num_layers: int
-    context: int  # positions: prompt plus output of a sequence
+    context: int  # the most tokens of a sequence, prompt and output together
     tie_word_embeddings: bool
     windows: Windows
-    dtype: ConfigDtype | None = None  # the checkpoint's intended dtype
+    dtype: ConfigDtype | None = None  # dtype that the config names
     bos_id: int | None = None
     quantization: StoredQuantization | None = (
-        None  # storage of the checkpoint's matrices; None: floats
+        None  # quantization of the checkpoint's matrices; None: unquantized
     )
-    text_part: TextOfWhole | None = None  # the multimodal checkpoint that this text belongs to
-    # prefixes of tensors that are not served: drafting heads
+    # the multimodal model type whose text part this is; None: the model is text-only
+    text_part: TextOfWhole | None = None
+    # prefixes of the names of tensors that are not loaded: layers for drafting
     left_out: tuple[str, ...] = ()
-    # parts of tensor names: (the checkpoint's, ours)
+    # pairs: part of a tensor's name in the checkpoint, its replacement
     renames: tuple[tuple[str, str], ...] = ()
-    # config.json's; generation_config.json's take precedence: see `end_ids`
+    # end ids in config.json; those in generation_config.json take precedence, see `end_ids`
     eos_ids: tuple[int, ...] = ()
 
 
 def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
-    """Returns a tensor's or matrix's name with a checkpoint's parts replaced by ours
-    (ModelConfig.renames)."""
+    """Returns the model's name of a checkpoint's tensor or matrix. renames: see ModelConfig."""
     own = f".{name}."
     for theirs, ours in renames:
         own = own.replace(f".{theirs}.", f".{ours}.")
@@ -65,7 +64,7 @@ def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
-    """Reads a size, up to MOST_OF."""
+    """Reads a size, at most MOST_OF[name]."""
     return keys.count(name, default, high=MOST_OF[name])
 
 
@@ -84,8 +83,8 @@ def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
 
 
 def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) -> None:
-    """Raises CheckpointError for head counts that don't divide, and for widths without a rotary
-    embedding."""
+    """Raises CheckpointError if the KV heads don't divide the query heads, or if a head has a width
+    that can't rotate."""
     if heads % kv_heads:
         raise keys.fail(
             f"num_attention_heads ({heads}) is no multiple of num_key_value_heads ({kv_heads})"
@@ -102,8 +101,8 @@ def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) 
 
 
 def some_attend(keys: Keys, attends: Iterable[bool]) -> tuple[bool, ...]:
-    """Returns `attends` as a tuple, True for layers with attention. Raises CheckpointError if no
-    layer has any."""
+    """Returns `attends`, for each layer True if it has attention, as a tuple. Raises
+    CheckpointError if no layer has attention."""
     each = tuple(attends)
     if not any(each):
         raise keys.fail("no layer attends: models of recurrent layers alone are not supported")

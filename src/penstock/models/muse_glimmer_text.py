@@ -1,6 +1,6 @@
-"""Muse Glimmer's text: Gemma 2's order of norms, with another eps for the norms after a part.
-Embeddings, queries and keys are normed without weights, attention's output is gated, and every
-fourth layer rotates nothing."""
+"""Muse Glimmer's text: gated attention with Gemma 2's norms. The norms after a part have their own
+eps. Embeddings, queries and keys are normed without weights. Every fourth layer has no rotary
+embedding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of one part each: Mamba2, attention, an MLP or experts, with
-squared ReLU. Attention has no rotation."""
+"""Nemotron-H and Nemotron 3: layers of one part each. The part is Mamba2, attention, an MLP or
+experts. MLPs and experts have squared ReLU; attention has no rotary embedding."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "NemotronHForCausalLM"
-# letters of hybrid_override_pattern
+# letter in hybrid_override_pattern -> kind of layer
 LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
-NOW = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers 5's names
+# transformers 5's names -> kind of layer
+NOW = {"linear_attention": "mamba", "full_attention": "attention"}
 RENAMES = (
     ("backbone", "model"),
     ("model.embeddings", "model.embed_tokens"),
     ("model.norm_f", "model.norm"),
 )
 DRAFTING = "mtp."
-# Keys about initialisation, running in transformers, and drafting layers.
+# Keys that don't change results: they are about initialisation, execution in transformers, and
+# layers for drafting.
 _UNREAD = (
     "rescale_prenorm_residual",
     "time_step_min",
@@ -58,9 +60,9 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronConfig(DenseConfig):
-    """Config of Nemotron-H. kinds: each layer's kind: mamba, attention, moe or mlp. latent: width
-    of the experts' input; None: the stream's. experts, routing, expert_size, shared_size: for
-    layers of experts."""
+    """Config of Nemotron-H. kinds: for each layer mamba, attention, moe or mlp. latent: width of
+    the experts' input; None: the hidden size. experts, routing, expert_size, shared_size: of the
+    moe layers, see ExpertFields."""
 
     kinds: tuple[str, ...]
     mamba: MambaShape
@@ -160,7 +162,7 @@ def _mamba(keys: Keys, eps: float) -> MambaShape:
 
 
 def build(config: NemotronConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     from penstock.layers.decoder_layer import FeedForwardLayer, MixerLayer
     from penstock.layers.maker import Heads
     from penstock.layers.moe_maker import make_moe, make_shared_expert

@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv:2501.00656): Llama's form with norms after attention and MLP, and q and k normed
-over all heads."""
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP. q and k are normed over all heads. The
+rest is like Llama."""
 
 from __future__ import annotations
 

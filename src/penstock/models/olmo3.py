@@ -1,5 +1,5 @@
-"""OLMo 3: OLMo 2 with a window on three of four layers; the rotary embedding of these is never
-stretched."""
+"""OLMo 3: OLMo 2 with windows on most layers. Three of four layers have one; their rotary embedding
+is never stretched."""
 
 from __future__ import annotations
 

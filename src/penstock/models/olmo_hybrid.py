@@ -1,5 +1,5 @@
-"""OLMo Hybrid: gated delta rule in Llama's order of norms; every fourth layer is OLMo 3's,
-optionally without rotation."""
+"""OLMo Hybrid: layers of gated delta rule and of attention. The former have norms before each part,
+as Llama. Every fourth layer is an attention layer of OLMo 3, which may have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "OlmoHybridForCausalLM"
-NORM_EPS = 1e-5  # eps of the delta rule's own norm, whatever the config says for others
-# Published names, and transformers' names.
+NORM_EPS = 1e-5  # eps of the norm inside the delta rule; the config's eps is for other norms
+# pairs: part of a tensor's name in published checkpoints, transformers' name
 RENAMES = (
     ("attention_layer_norm", "input_layernorm"),
     ("feedforward_layer_norm", "post_attention_layernorm"),
 )
-# Keys about initialisation, unused here.
+# Keys about initialisation, which don't change results.
 _DRAWN = (
     "linear_a_log_min",
     "linear_a_log_max",
@@ -40,7 +40,7 @@ _DRAWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlmoHybridConfig(DeltaConfig):
-    """Config of OLMo Hybrid. most_rate: factor of the rates' sigmoids."""
+    """Config of OLMo Hybrid. most_rate: upper end of the rate b (kernels/delta_rule.py)."""
 
     most_rate: float
 
@@ -75,7 +75,7 @@ def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads the rope; a null base means no rotation."""
+    """Reads the rope; if rope_theta is null, there is no rotary embedding."""
     given = keys.rest.get("rope_parameters")
     if isinstance(given, dict) and "rope_theta" in given and given["rope_theta"] is None:
         keys.past(rope_parameters={"rope_theta": None, "rope_type": "default"})
@@ -84,7 +84,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
 
 
 def build(config: OlmoHybridConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer

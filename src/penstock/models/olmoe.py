@@ -1,5 +1,5 @@
-"""OLMoE (arXiv:2409.02060): Llama's form with experts in place of the MLP, q and k normed over all
-heads, and a clip of q, k and v."""
+"""OLMoE (arXiv:2409.02060): Llama with experts instead of MLPs. q and k are normed over all heads;
+q, k and v may be clipped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Phi-3, Phi-4 and Phi-4-mini: Llama's form with q, k and v in one checkpoint tensor, gate and up
-in another. Optionally only a part of each head rotates (Phi-4-mini, arXiv:2503.01743), stretched by
-longrope."""
+"""Phi-3, Phi-4 and Phi-4-mini: Llama with fused checkpoint tensors. q, k and v are one tensor, gate
+and up another. In Phi-4-mini (arXiv:2503.01743) only a part of each head's numbers rotate. The rope
+may be longrope."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json. Published files name code from before transformers had its own
-    (`auto_map`)."""
+    """Reads config.json. Published files have an `auto_map`, from before transformers supported the
+    model type."""
     past_own_code(keys, "modeling_phi3.Phi3ForCausalLM")
     scaling = keys.rest.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") in (
         "su",
         "yarn",
-    ):  # older names of longrope
+    ):  # older names of the kind longrope
         keys.rest["rope_scaling"] = scaling | {"type": "longrope"}
     fields = read_dense(
         keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, part=1.0)
     )
-    keys.take("original_max_position_embeddings", None)  # read as part of longrope
+    # the rope's reader has used it for longrope
+    keys.take("original_max_position_embeddings", None)
     window = given_window(keys, None)
     sees_all = window is None or window >= fields["context"]
     return DenseConfig(

@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5: Llama's form with biases on q, k and v, and optional windows on some layers."""
+"""Qwen2 and 2.5: Llama with biases on q, k and v. Some layers may have windows."""
 
 from __future__ import annotations
 

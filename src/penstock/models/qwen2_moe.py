@@ -1,5 +1,5 @@
-"""Qwen2-MoE (arXiv:2407.10671): Qwen2 with experts, and a shared expert whose output is multiplied
-by a sigmoid gate."""
+"""Qwen2-MoE (arXiv:2407.10671): Qwen2 with experts. A shared expert's output is multiplied by a
+sigmoid gate."""
 
 from __future__ import annotations
 

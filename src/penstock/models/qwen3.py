@@ -1,5 +1,5 @@
-"""Qwen3: Llama's form with q and k normed head by head, heads of 128, and optional windows on some
-layers."""
+"""Qwen3: Llama with q and k normed head by head. Heads have 128 numbers by default. Some layers may
+have windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Qwen3.5 with experts and a gated shared expert in place of each MLP."""
+"""Qwen3.5 with experts instead of MLPs.
+A shared expert's output is multiplied by a sigmoid gate."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
     """Reads config.json."""
     experts = read_hybrid_experts(keys, 256, 8, renormalise=True)
     keys.past(mlp_only_layers=[], decoder_sparse_step=1, norm_topk_prob=True)
-    keys.rest.setdefault("intermediate_size", experts["expert_size"])  # no layer has an MLP
+    # a placeholder: no layer has an MLP
+    keys.rest.setdefault("intermediate_size", experts["expert_size"])
     fields = read_hybrid(keys, named)
     return DeltaMoeConfig(**fields, **experts, expert_layers=frozenset(range(fields["num_layers"])))

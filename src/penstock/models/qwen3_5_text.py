@@ -1,4 +1,5 @@
-"""Qwen3.5: three layers of gated delta rule to one of gated attention, each with an MLP."""
+"""Qwen3.5: layers of gated delta rule and of gated attention. Every fourth layer has attention; all
+layers have an MLP."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaConfig:
 
 
 def build(config: DeltaConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     return build_hybrid(
         config, make, lambda _, at: make.mlp(at, config.hidden_size, config.intermediate_size)
     )

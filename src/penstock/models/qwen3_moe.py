@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts in place of the MLP, in all layers or some."""
+"""Qwen3-MoE: Qwen3 with experts instead of MLPs, in all layers or some."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     bias, window = keys.flag("attention_bias"), given_window(keys, 4096)
     if not keys.flag(
         "use_sliding_window"
-    ):  # if set, all layers have the window: unlike Qwen3, no max_window_layers
+    ):  # all layers have the window; unlike Qwen3 there is no max_window_layers
         keys.take("max_window_layers", None)
         keys.past(layer_types=["full_attention"] * layers)
         window = None
-    # keys of Qwen3-Coder
+    # keys that only Qwen3-Coder's configs have
     keys.past(use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0)
     return MoeConfig(
         **fields,

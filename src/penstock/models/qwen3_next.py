@@ -1,5 +1,5 @@
-"""Qwen3-Next: Qwen3.5's predecessor, with experts in all layers or some; matrices of delta layers
-are stored head by head."""
+"""Qwen3-Next: Qwen3.5's predecessor, with experts. All layers or some have experts. Checkpoints
+store the fused matrices of delta rule layers head by head."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
 
 
 def build(config: DeltaMoeConfig, make: Maker) -> Decoder:
-    """Makes the model, weights not loaded."""
+    """Makes the model; its weights are not loaded yet."""
     return build_with_experts(config, make, tensors="by_head")

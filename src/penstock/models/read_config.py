@@ -1,9 +1,9 @@
-"""read_model_config: a folder's config.json -> the config of its model type; unknown keys are
-refused by name.
+"""read_model_config: reads a folder's config.json. Returns the config of its model type; an unknown
+key is an error that names it.
 
 Reads the files of transformers 4 and 5 (`rope_scaling` and `rope_theta`, or `rope_parameters`;
-`torch_dtype` or `dtype`). No torch, so that a wrong folder is reported before anything heavy is
-loaded."""
+`torch_dtype` or `dtype`). Needs no torch, so that a wrong folder is reported before torch is
+imported."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
 from penstock.models.unserved import why_not
 from penstock.quant.read_quantization import read_quantization
 
-# ModelOpt's quantization config; newer checkpoints repeat it in config.json
+# file with ModelOpt's quantization config; newer checkpoints also have it in config.json
 MODELOPT = "hf_quant_config.json"
 
-# Keys that change no number of a forward pass: key -> the harmless value, or ANYTHING.
+# Keys that don't change the results of a forward pass: key -> its harmless value, or ANYTHING.
 NOTHING: dict[str, Any] = {
     # origin of the file
     "_name_or_path": ANYTHING,
-    "_model_name_or_path": ANYTHING,  # transformers' entry for the name of a GGUF file
+    "_model_name_or_path": ANYTHING,  # written by transformers for models from GGUF files
     "transformers_version": ANYTHING,
     "unsloth_version": ANYTHING,
     "unsloth_fixed": ANYTHING,
@@ -41,8 +41,8 @@ NOTHING: dict[str, Any] = {
     "problem_type": ANYTHING,
     "finetuning_task": ANYTHING,
     "task_specific_params": ANYTHING,
-    # settings of transformers' execution that don't change the result (pretraining_tp splits
-    # products; their sum is the same)
+    # settings of execution in transformers that don't change results (pretraining_tp splits
+    # products into sums)
     "use_cache": ANYTHING,
     "pretraining_tp": ANYTHING,
     "output_attentions": ANYTHING,
@@ -67,7 +67,8 @@ NOTHING: dict[str, Any] = {
     "cache_implementation": ANYTHING,
     "id2label": ANYTHING,
     "label2id": ANYTHING,
-    # generation defaults that transformers 4 wrote here; only generation_config.json's are read
+    # generation defaults that transformers 4 wrote here; the engine reads them from
+    # generation_config.json only
     "do_sample": ANYTHING,
     "early_stopping": ANYTHING,
     "max_length": ANYTHING,
@@ -85,26 +86,26 @@ NOTHING: dict[str, Any] = {
     "no_repeat_ngram_size": ANYTHING,
     "encoder_no_repeat_ngram_size": ANYTHING,
     "remove_invalid_values": ANYTHING,
-    # optional parts, switched off
-    "is_decoder": ANYTHING,  # always a decoder here
+    # optional parts of models, accepted only if they are switched off
+    "is_decoder": ANYTHING,  # the engine always runs the model as a decoder
     "is_encoder_decoder": False,
     "add_cross_attention": False,
     "tie_encoder_decoder": False,
     "pruned_heads": {},
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
-    "attention_bias": False,  # model types with the choice read these keys
+    "attention_bias": False,  # model types that may have biases read these keys themselves
     "mlp_bias": False,
     "lm_head_bias": False,
-    "full_attn_mod": 1,  # keys of Phi's block-sparse relatives
+    "full_attn_mod": 1,  # these keys belong to Phi models with block-sparse attention
     "interpolate_factor": 1,
     "use_sliding_window": False,
 }
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads `folder`/config.json. Raises CheckpointError, one line, for anything missing or
-    unknown."""
+    """Reads `folder`/config.json. Raises CheckpointError, whose message is one line, for a missing
+    or unknown key or value."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
@@ -120,8 +121,8 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _tells_quantization(raw: dict[str, Any]) -> bool:
-    """Returns True if config.json has the quantization; ModelOpt's file beside it only repeats it
-    then."""
+    """Returns True if config.json declares the quantization. ModelOpt's own file is then not
+    needed."""
     text = raw.get("text_config")
     return any(
         isinstance(each, dict) and each.get("quantization_config") is not None
@@ -130,7 +131,8 @@ def _tells_quantization(raw: dict[str, Any]) -> bool:
 
 
 def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
-    """Returns the config of a parsed config.json. where: opens the error messages."""
+    """Returns the config of a parsed config.json. where:
+    file name with which error messages begin."""
     keys = Keys(raw, where)
     config = _config_of(keys)
     keys.refuse_unknown(f"model_type {raw['model_type']!r}")
@@ -159,8 +161,8 @@ def _config_of(keys: Keys) -> ModelConfig:
             " compressed-tensors' MXFP4"
         )
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
-    # False means no windows. If the model has windows, its type doesn't read this key, so it stays
-    # unknown.
+    # False means that no layer has a window. If a layer has one and the model type hasn't read the
+    # key, the two contradict each other, and the key is refused.
     unread = {"use_sliding_window": None} if any(config.windows) else {}
     keys.note_rest(NOTHING | unread)
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
@@ -184,7 +186,7 @@ def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     text = part.text_keys(keys)
     if text is not keys:
         keys.note_rest(NOTHING | OF_IMAGES)
-    if text.rest["model_type"] in [*TEXT_PARTS]:  # model_type is unchecked up to here
+    if text.rest["model_type"] in [*TEXT_PARTS]:  # model_type may be of any JSON type here
         raise keys.fail(
             f"text_config is of model_type {text.rest['model_type']!r}, which is no text's"
         )

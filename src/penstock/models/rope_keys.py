@@ -1,7 +1,7 @@
-"""Reads the rotary embedding of a config.json, in the spellings of transformers 4 and 5. No torch.
+"""Reads the rotary embedding of a config.json. No torch.
 
-4: `rope_theta` at the top, `rope_scaling` null or an object with `type` or `rope_type`. 5: all in
-`rope_parameters`."""
+transformers 4 writes `rope_theta` at the top level, and `rope_scaling`, which is null or an object
+with `type` or `rope_type`. transformers 5 writes all of it in `rope_parameters`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
-# The whole head rotates; and three numbers of an image's position (mrope), which are equal for
-# text.
+# Keys with harmless values. The mrope keys divide a head among three coordinates of an image's
+# position, which are equal for text.
 _HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_interleaved": ANYTHING}
 
 
@@ -27,19 +27,19 @@ def read_rope(
     neighbours: bool = False,
     proportional: bool = False,
 ) -> RopeConfig:
-    """Takes the rope keys out of `keys`. Raises CheckpointError for a kind or number that can't be
-    served.
+    """Reads the rope's keys, at the top level or inside. Raises CheckpointError for a kind or
+    number that isn't supported.
 
-    width: of a head. theta: default. part: default share of a head that rotates; None: the model
-    type rotates all. neighbours: see RopeConfig. proportional: the model type may have that kind.
-    """
+    width: of a head. theta: default base. part: default share of a head's numbers that rotate;
+    None: the model type always rotates whole heads. neighbours: see RopeConfig. proportional: True
+    if the model type may have the kind proportional."""
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
     part = 1.0 if part is None else _part(keys, rope, width, part)
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
-        # transformers 5 writes it with any kind
+        # transformers 5 writes this key with any kind
         rope.take("original_max_position_embeddings", None)
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def read_rope(
 
 
 def need_rope(keys: Keys) -> None:
-    """Raises CheckpointError for a file without rope keys, for model types that transformers
-    stretches by default."""
+    """Raises CheckpointError if the file has no rope keys. Used for model types whose rope
+    transformers stretches by default."""
     if not (keys.rest.get("rope_parameters") or keys.rest.get("rope_scaling")):
         raise keys.fail("key 'rope_parameters' is missing: take the model's complete config.json")
 
@@ -79,8 +79,8 @@ def read_two_ropes(
     """Reads the ropes of layers without and with a window, in the spellings of transformers 5 (an
     object per kind of layer) and 4 (one for layers without a window).
 
-    theta: default. local: transformers 4's key of the second base, and its default; None: same as
-    the first. part: see read_rope."""
+    width: of a head. theta: default base. local: transformers 4's key of the base for layers with a
+    window, and its default; None: both bases are equal. part: see read_rope."""
     given, local_told = (
         keys.rest.get("rope_parameters"),
         keys.positive(local[0], None) if local else None,
@@ -109,11 +109,11 @@ def read_two_ropes(
 
 
 def stretched_context(rope: RopeConfig) -> int:
-    """Returns the positions after stretching by yarn; 0 for other kinds, whose config counts them
-    itself.
+    """Returns the context length after stretching by yarn; 0 for other kinds, where
+    max_position_embeddings is the context.
 
-    Qwen2.5's model cards have users add yarn while max_position_embeddings still gives the original
-    length."""
+    It is needed since users add yarn to Qwen2.5's config as its model card says, where
+    max_position_embeddings stays the original length."""
     return int(rope.original_context * rope.factor) if rope.kind == "yarn" else 0
 
 
@@ -128,7 +128,8 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
 
 
 def _part(keys: Keys, rope: Keys, width: int, absent: float) -> float:
-    """Returns the share of a head that rotates, from the rope's keys or the top level."""
+    """Returns the share of a head's numbers that rotate, from the rope's object or the top level.
+    absent: the default."""
     inner, outer = (
         k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys)
     )
@@ -147,8 +148,8 @@ def _theta(keys: Keys, rope: Keys, fallback: float) -> float:
 
 
 def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> float | None:
-    """Returns a value from the rope's keys or the top level.
-    Raises CheckpointError if they differ."""
+    """Returns the value of a key that may be in the rope's object (`inner`) or at the top level
+    (`outer`); None if it is in neither. Raises CheckpointError if the two differ."""
     if inner is not None and outer is not None and inner != outer:
         raise keys.fail(
             f"{name} is {outer:g} at the top and {inner:g} inside: remove the wrong one"

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama's form with switches for biases."""
+"""Seed-OSS: Llama with optional biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     fields = read_dense(
         keys, named, head_dim=given_width(keys, 128), kv_heads_default_to_heads=True
     )
-    keys.take("residual_dropout", None)  # training only
+    keys.take("residual_dropout", None)  # used in training only
     return DenseConfig(
         **fields,
         windows=(None,) * fields["num_layers"],

@@ -1,5 +1,5 @@
-"""ModelSizes: the numbers of a model that determine the minimal time of its steps
-(engine.roofline). No torch."""
+"""ModelSizes: sizes of a model for estimates of step times. engine.roofline computes the least
+possible time of a step from them. No torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attending:
-    """A group of layers with equal attention. window: None: all tokens.
+    """Layers with equal attention. layers: their number. window: tokens that a query sees; None:
+    all.
 
-    numbers: per token of queries and outputs, over all heads of a layer: multiplications per pair
-    of tokens. read: bytes that a layer reads per stored token, its own or an earlier layer's.
-    latent: sizes for attention over latents, from which keys and values may be made; None: plain
-    attention."""
+    numbers: multiplications of a layer per pair of a query's token and a token that it sees, over
+    all heads. read: bytes that a layer reads per stored token, from its own cache or an earlier
+    layer's. latent: sizes of latent attention; None: ordinary attention."""
 
     layers: int
     window: int | None
@@ -35,11 +35,11 @@ class Attending:
 class ModelSizes:
     """Sizes of a model.
 
-    layer_weights: numbers in the matrices of a layer that every token goes through, the mean over
-    layers. stored: bytes of paged state per token, all layers. slot_bytes: bytes of recurrent state
-    per sequence, all layers. routed: experts of a layer, and the number of such layers. ahead:
-    numbers in the matrix before all layers (per-layer embeddings). row_bytes: bytes of a token's
-    row of the table beside it."""
+    layer_weights: parameters in the matrices of a layer that every token goes through, mean over
+    layers. stored: bytes of KV cache per token, over all layers. slot_bytes: bytes of recurrent
+    state per sequence, over all layers. routed: pairs of a layer's experts and the number of such
+    layers. ahead: parameters of the product of per-layer embeddings, which runs before all layers.
+    row_bytes: bytes of a token's row in the table of per-layer embeddings."""
 
     layers: int
     hidden: int
@@ -61,7 +61,7 @@ class ModelSizes:
     def of(cls, model: Decoder) -> ModelSizes:
         """Returns a model's sizes."""
         attending = Counter[tuple[int | None, int, int, LatentSizes | None]]()
-        # numbers of latent attention's `up`, applied head by head and not in the blocks' `matrices`
+        # parameters of latent attention's `up`, which the blocks' `matrices` leave out
         made = 0
         for keeper in (keeper for each in model.keepers for keeper in each):
             if (kind := keeper.kind) is not None:

@@ -1,5 +1,5 @@
-"""SmolLM3: Llama's form; some layers rotate nothing (NoPE, arXiv:2501.18795), by default every
-fourth."""
+"""SmolLM3: Llama without rotary embedding in some layers (NoPE, arXiv:2501.18795). By default it is
+every fourth layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
         rope_of=partial(read_rope, theta=THETA),
     )
     layers, turns = fields["num_layers"], _turns(keys, fields["num_layers"])
-    keys.take("max_window_layers", None)  # published configs have it, unused
+    keys.take("max_window_layers", None)  # published configs have this key; nothing uses it
     bias = keys.flag("attention_bias")
     return DenseConfig(
         **fields,
@@ -39,8 +39,8 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def _turns(keys: Keys, layers: int) -> list[bool]:
-    """Returns True for layers that rotate: a 1 in `no_rope_layers` means rotation, despite the
-    name."""
+    """Returns for each layer True if it has a rotary embedding. Despite its name, a 1 in
+    `no_rope_layers` means that the layer has one."""
     every = keys.count("no_rope_layer_interval", 4)
     listed = keys.take("no_rope_layers", None)
     if listed is None:

@@ -1,7 +1,8 @@
-"""TextOfWhole: the served text part of a multimodal checkpoint, and the parts left out (images).
+"""TextOfWhole: the text part of a multimodal checkpoint. The engine serves the text part only;
+images are left out.
 
-Knows config.json's outer objects and the naming of tensors in such checkpoints; the text's own
-config is read like that of a text-only model type."""
+Knows the outer objects of config.json and the names of tensors in such checkpoints. The text part's
+own config is read like that of a text-only model type."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 from penstock.models.keys import ANYTHING, Keys
 
-# Prefixes of the language model's tensors: transformers up to 4.51, and since.
+# pairs: prefix of the language model's tensors in multimodal checkpoints, as transformers wrote it
+# up to 4.51 and since; prefix in text-only checkpoints
 RENAMES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
@@ -69,10 +71,11 @@ FOR_BOTH = (
 
 @dataclass(frozen=True, slots=True)
 class TextOfWhole:
-    """A multimodal model type. architecture: its name. text: model type that computes its text.
-    given: defaults of the text's config. called: the file's model type of the text, if different
-    from `text`. theta: default base of the rope. always: keys of the text's config that must have
-    this value. flat: the text's keys may be at the top level."""
+    """A multimodal model type. architecture: its value of `architectures`. text: text-only model
+    type that serves its text part. given: defaults of keys in the text's config. called: model_type
+    in the text's config, if different from `text`. theta: default base of the rope. always: keys of
+    the text's config with the one value that is accepted. flat: True if the text's keys may be at
+    the top level."""
 
     architecture: str
     text: str
@@ -92,8 +95,8 @@ class TextOfWhole:
         return name
 
     def text_keys(self, keys: Keys) -> Keys:
-        """Takes the text's config out of the whole's `keys`; a flat file is itself the text's. A
-        key in both is read from the whole first, as in transformers 5."""
+        """Returns the text's config, taken out of the whole file's `keys`. In a flat file it is the
+        file itself. A key that is in both is read from the top level, as transformers 5 does."""
         flat = self.flat and keys.rest.get("text_config") is None
         text = {"text_config": None} if flat else keys.take("text_config")
         if not isinstance(text, dict):
@@ -101,7 +104,7 @@ class TextOfWhole:
         outer = {name: value for name in FOR_BOTH if (value := keys.take(name, None)) is not None}
         if outer.keys() & {"dtype", "torch_dtype"}:
             text = text | {"dtype": None, "torch_dtype": None}
-        if self.flat:  # transformers 4 wrote the text's keys at the top too
+        if self.flat:  # transformers 4 wrote the text's keys at the top level as well
             keys.rest = {
                 name: value
                 for name, value in keys.rest.items()
@@ -144,7 +147,8 @@ _UNIFIED = {
 }
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
-    # Logits are scaled here like the text-only model's; transformers scales only the latter.
+    # Logits are scaled as in the text-only model type. transformers doesn't scale them in the
+    # multimodal one.
     "cohere2_vision": TextOfWhole(
         "Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}
     ),

@@ -1,6 +1,6 @@
-"""Model types that are not served, by name: the reason, and what to take instead. Knows names
-alone: all of transformers' that `tests/models/test_unserved.py` finds in the installed version, and
-some of models published with their own code."""
+"""Model types that are not served: reasons and alternatives. Knows names alone: those of all model
+types in transformers (`tests/models/test_unserved.py` compares them with the installed version),
+and of some models published with their own code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DRAFTS = "layers that draft tokens for another model"
 SERIES = "numbers to foretell, and no text"
 MEDIA = "images, sound or video"
 
-LONGEST = 100  # characters of a name
-CLOSE = 0.8  # similarity of spelling to a served type; below it a name tells nothing
+LONGEST = 100  # characters of a name; longer names are not compared
+CLOSE = 0.8  # least similarity of spelling at which a served model type is suggested
 QWEN3 = "Qwen3 (qwen3, qwen3_moe)"
 WHY: dict[str, frozenset[str]] = {
     MLA: _names("""
@@ -123,8 +123,8 @@ WHY: dict[str, frozenset[str]] = {
         wavlm wavtokenizer whisper xclip xcodec xcodec2 yolos zoedepth
     """),
 }
-SILENT = (DRAFTS, ENCODER, SERIES)  # reasons for which no served model is a substitute
-# Suffixes that name a part of a multimodal model.
+SILENT = (DRAFTS, ENCODER, SERIES)  # reasons for which no served model type is suggested
+# Words that follow a model type's name to name a part of it, such as its vision encoder.
 PARTS = _names("""
     acoustic adapter audio backbone bigvgan code decoder depth det detr dit encoder geometry global
     head hiera hifigan local mask model multimodal patcher perceiver perciever predictor prompt
@@ -157,7 +157,8 @@ _TAKE = {
 
 
 def why(model_type: str, served: list[str]) -> str | None:
-    """Returns the reason why a model type outside `served` is not served; None: unknown."""
+    """Returns the reason why a model type is not served; None: the name is unknown. served: names
+    of the served model types."""
     reason = _reason(model_type)
     if reason is not None:
         return f"it has {reason}"
@@ -169,7 +170,8 @@ def why(model_type: str, served: list[str]) -> str | None:
 
 
 def why_not(model_type: str, served: list[str]) -> str:
-    """Returns the rest of the error message for a model type outside `served`."""
+    """Returns the part of the error message that explains why a model type is not served and names
+    an alternative. served: names of the served model types."""
     reason = why(model_type, served)
     take = nearest(model_type, served)
     said = ("" if reason is None else f": {reason}") + (
@@ -182,7 +184,7 @@ def why_not(model_type: str, served: list[str]) -> str:
 
 
 def nearest(model_type: str, served: list[str]) -> str | None:
-    """Returns the model type to take instead; None: no served type is similar."""
+    """Returns the served model type to use instead; None: no served type is similar."""
     whole = _whole(model_type, served)
     if whole in served:
         return whole
@@ -198,8 +200,8 @@ def _reason(model_type: str) -> str | None:
 
 
 def _whole(model_type: str, served: list[str]) -> str | None:
-    """Returns the model type that this one is a part of, by its name: `qwen3_vl_text` is part of
-    qwen3_vl."""
+    """Returns the known model type of which this one is a part, judged by its name; None: there is
+    none. Example: `qwen3_vl_text` is a part of qwen3_vl."""
     if _reason(model_type) is not None or len(model_type) > LONGEST:
         return None
     known = {

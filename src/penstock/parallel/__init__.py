@@ -1,2 +1,2 @@
-"""Parallel: how one model is cut over several ranks, and how the ranks sum their results. With one
-rank all of it does nothing."""
+"""Parallel: one model divided over several ranks, and their sums. With one rank nothing is divided
+and nothing is summed."""

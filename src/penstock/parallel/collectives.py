@@ -1,9 +1,9 @@
 """Collectives: sums and gathers over the ranks of one model; each rank is a process of this
 machine.
   Gloo    on the CPU: each rank gathers all parts and adds them in rank order, in float32
-  GPUs    ranks/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL
+  GPUs    ranks/gpu_collectives.py has the same methods: by a kernel of Penstock, or NCCL
 Every rank gets bit-identical sums, so every rank draws the same tokens. Knows tensors; no layers,
-no plans."""
+no steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Collectives(Protocol):
     """One rank's end of the collective operations; every rank calls them in the same order."""
 
     def connect(self) -> None:
-        """Meets the other ranks, which call this at about the same time. Does nothing when already
-        connected. Raises EngineError if a rank does not come."""
+        """Meets the other ranks, which call this at about the same time. Does nothing if it is
+        connected already. Raises EngineError if a rank does not connect in time."""
 
     def ready(self) -> None:
-        """Marks the end of compiling and loading. From here on, a wait much longer than a step
-        means that another rank hangs."""
+        """Marks the end of compiling and loading. Waits may be long before this call; after it, a
+        wait much longer than a step means that another rank hangs."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum of every rank's x, all of one shape and dtype."""
@@ -38,24 +38,25 @@ class Collectives(Protocol):
         """Returns every rank's x, all of one shape and dtype: [ranks, *x.shape]."""
 
     def check(self) -> None:
-        """Raises EngineError if a collective of a step that has been read timed out waiting for a
-        rank."""
+        """Raises EngineError if a collective operation timed out waiting for a rank. Checks the
+        steps whose results the host has already read."""
 
     def describe(self) -> str:
         """Returns one line that names the method of summing."""
 
     def abort(self) -> None:
-        """Ends the waits of this rank's collectives early. A second call does nothing."""
+        """Makes this rank's collectives stop waiting for other ranks.
+        A second call does nothing."""
 
     def close(self) -> None:
-        """Frees the shared memory and handles; call it when no collective is under way. A second
-        call does nothing."""
+        """Frees shared memory and handles. Call it when no collective operation is running. A
+        second call does nothing."""
 
 
 class Gloo:
-    """Collectives on the CPU. meeting: path of a file that all ranks see, new for each model.
-    seconds: the longest wait for another rank; a rank whose process has ended is seen at once.
-    Every call raises EngineError then."""
+    """Collectives on the CPU. meeting: path of a file by which the ranks find each other; all ranks
+    see it, and each model has a new one. seconds: the longest wait for another rank. A call raises
+    EngineError after that wait, or at once if another rank's process has ended."""
 
     def __init__(self, meeting: Path, rank: int, size: int, seconds: float) -> None:
         self._meeting, self._rank, self._size, self._longest = (
@@ -77,7 +78,8 @@ class Gloo:
             raise EngineError(
                 f"rank {self._rank} did not meet the others: {first_line(error)}"
             ) from error
-        self.all_reduce(torch.zeros(1))  # all ranks have met: the file is no longer needed
+        # all ranks are connected: the meeting file is no longer needed
+        self.all_reduce(torch.zeros(1))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         parts = self.all_gather(x)
@@ -108,11 +110,12 @@ class Gloo:
         """Does nothing: a waiting rank gets an error when the other ranks' sockets close."""
 
     def close(self) -> None:
-        """Does nothing: nothing is shared."""
+        """Does nothing: Gloo has no shared memory to free."""
 
 
 def gloo_group(store: Any, rank: int, size: int, longest: timedelta) -> Any:
-    """Returns gloo's process group of `size` ranks of this machine, which meet at `store`."""
+    """Returns gloo's process group of `size` ranks of this machine. store: torch's key-value store
+    through which the ranks find each other. longest: the longest wait of an operation."""
     gloo = _dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]

@@ -1,5 +1,5 @@
-"""Layout: the number of this rank, how many ranks hold one model together, and how they sum
-tensors. Knows tensors alone."""
+"""Layout: this rank's place among the ranks of a model. It holds the number of this rank, the
+number of ranks, and the functions that sum and gather tensors over them. Knows tensors alone."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Layout:
     )
 
     def share(self, pieces: int, what: str, *, repeats: bool = False) -> tuple[int, int]:
-        """Returns (shares, index of this rank's share) of something that consists of `pieces`.
-        repeats: if there are fewer pieces than ranks, several ranks may hold the same one. Raises
-        UsageError if the ranks don't divide the pieces."""
+        """Returns (number of shares, index of this rank's share) of a dimension that consists of
+        `pieces` equal parts, such as heads. what: the dimension's name for the error. repeats: if
+        there are fewer pieces than ranks, several ranks may hold the same one. Raises UsageError if
+        the ranks don't divide the pieces."""
         if pieces % self.size and not (repeats and self.size % pieces == 0):
             fit = [str(ranks) for ranks in range(1, min(pieces, 64) + 1) if pieces % ranks == 0]
             raise UsageError(
@@ -47,8 +48,9 @@ class Layout:
         return shares, self.rank * shares // self.size
 
     def near_share(self, pieces: int, what: str) -> tuple[int, int]:
-        """Returns (shares, index of this rank's share) where shares may differ by one piece. Raises
-        UsageError if there are fewer pieces than ranks."""
+        """Returns (number of shares, index of this rank's share) for shares that may differ by one
+        piece. what: the dimension's name for the error. Raises UsageError if there are fewer pieces
+        than ranks."""
         if pieces < self.size:
             raise UsageError(
                 f"{what}: {pieces} cannot be divided over {self.size} ranks: take {pieces} at most",

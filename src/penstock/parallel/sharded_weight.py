@@ -1,5 +1,6 @@
-"""Weight: an array of a model that describes its own checkpoint tensors, so that loading, cutting
-and counting are loops over weights.
+"""Weight: a model's array that names its checkpoint tensors. Loading, cutting for ranks and
+counting parameters are loops over such weights.
+
 Knows names, shapes and numbers; no files, no layers, no kernels."""
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Part:
 
     name, shape: in the checkpoint. cut: the dimension that is divided into `shares`; None: every
     rank holds the whole tensor. share: index of this rank's share. unit: cuts go between multiples
-    of this many entries; shares may differ by one unit. fused: the matrices stacked in this tensor
-    if it is cut, each cut on its own."""
+    of this many entries; shares may differ by one unit. fused: if this tensor stacks several
+    matrices and is cut, one Part for each matrix, since each is cut on its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,8 +38,8 @@ class Part:
 
     @classmethod
     def of_fused(cls, name: str, parts: Sequence[Part]) -> Part:
-        """Returns the tensor [sum of out, in] that stacks these matrices [out, in], each cut by
-        rows."""
+        """Returns the Part of one checkpoint tensor [sum of out, in] in which these matrices [out,
+        in] are stacked. Each matrix is cut by rows."""
         rows, shares = sum(part.shape[0] for part in parts), max(part.shares for part in parts)
         return cls(
             name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ()
@@ -68,7 +69,8 @@ class Part:
         return tensor.narrow(self.cut, *self.bounds)
 
     def over(self, name: str, shape: tuple[int, ...]) -> Part:
-        """Returns another array's Part, cut the same way as this one."""
+        """Returns the Part of another tensor, cut the same way as this one. name, shape: of that
+        tensor in the checkpoint."""
         fused = tuple(part.over(name, (part.shape[0], *shape[1:])) for part in self.fused)
         return Part(name, shape, self.cut, self.shares, self.share, self.unit, fused)
 
@@ -78,10 +80,11 @@ class Weight:
 
     parts: the checkpoint tensors, in order. stored: dtypes they may have on disk. transform:
     float32 -> float32, applied to each tensor before rounding (Gemma's norms are stored as w and
-    used as 1 + w). again: names under which a checkpoint may hold the same numbers a second time (a
-    tied head). counts: model parameters per element (0 for a scale, 2 for a byte of two packed
-    numbers). drawn: range of dummy numbers. optional: a checkpoint may lack the weight.
-    fills_by_share: a rank's share of the tensor is enough to fill the array."""
+    used as 1 + w). again: other names under which a checkpoint may store the same numbers a second
+    time (a tied head). counts: model parameters per element (0 for a scale, 2 for a byte of two
+    packed numbers). drawn: (lowest, highest) dummy number. optional: True if a checkpoint may lack
+    the weight. fills_by_share: True if a rank needs to read only its share of the tensor to fill
+    the array."""
 
     optional = False
     fills_by_share = True
@@ -140,7 +143,8 @@ class Weight:
         return value
 
     def reorder(self, rows: Tensor) -> None:
-        """Permutes the rows of every array with len(rows) rows: new row n is old row rows[n]."""
+        """Permutes the rows of this weight, if it has len(rows) rows:
+        new row n is old row rows[n]."""
         for array in self._arrays():
             if array.shape[:1] == rows.shape:
                 numbers = array.view(torch.uint8) if array.dtype == torch.float8_e4m3fn else array
@@ -150,7 +154,7 @@ class Weight:
         yield self.value
 
     def places(self) -> Iterator[tuple[Part, Tensor]]:
-        """Yields each part with the view of the array that it fills."""
+        """Yields each checkpoint tensor's Part with the view of this array that it fills."""
         flat, first = self.value.view(self._flat_shape), 0
         for part, rows in zip(self.parts, self._rows, strict=True):
             yield part, flat[first : first + rows]
@@ -165,8 +169,8 @@ class Weight:
         )
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Fills the weight with dummy numbers, the same for the same generator: a rank draws the
-        whole weight and takes its share.
+        """Fills the weight with dummy numbers, which depend on the generator's state alone: a rank
+        draws the whole weight and takes its share.
 
         wide: the model's dtype; numbers of a dtype that no generator can draw are drawn in it."""
         dtype = self.dtype if self.dtype in (torch.float32, torch.bfloat16, torch.float16) else wide
@@ -184,9 +188,10 @@ class Weight:
 
 
 class MadeWeight(Weight):
-    """A weight quantized from wide checkpoint numbers at load; dummy numbers are drawn wide too."""
+    """A weight that is quantized at load, from a checkpoint tensor in a float dtype. Dummy numbers
+    are drawn in that dtype and quantized too."""
 
-    fills_by_share = False  # one scale serves the whole row
+    fills_by_share = False  # a scale depends on the whole row, so every rank reads whole tensors
     scale: Tensor
 
     def _arrays(self) -> Iterator[Tensor]:
@@ -199,11 +204,11 @@ class MadeWeight(Weight):
 
 
 class Arranged(Weight):
-    """An array [out, ...] made of tensors with another arrangement on disk: transposed, packed or
+    """An array [out, ...] whose checkpoint tensors have another arrangement: transposed, packed or
     in blocks.
 
-    stored_parts: the tensors on disk, whole. parts: the arrays that `arrange` makes of each, with
-    this rank's share. A tensor is arranged whole and cut after that."""
+    stored_parts: the checkpoint tensors, not cut. parts: the arrays that `arrange` makes of each
+    tensor, cut for this rank. A tensor is first arranged whole and then cut."""
 
     fills_by_share = False
 
@@ -228,8 +233,8 @@ class Arranged(Weight):
         place.copy_(array.local(self._arrange(tensor.to(place.device), array)))
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Draws tensors as a checkpoint would store them: every bit pattern of a packed word is
-        valid."""
+        """Draws random bytes in the checkpoint's packed arrangement, in which every bit pattern is
+        valid, and arranges them like a loaded tensor."""
         device = self.value.device
         for part, place in self.places():
             if "I32" in self.stored:
@@ -250,8 +255,8 @@ class Expected(Weight):
     """A checkpoint tensor that is only checked, not kept: it must have the values that the engine
     assumes.
 
-    right: tensor -> True if its values are as assumed; None: any values do. wrong: the rest of the
-    error message otherwise."""
+    right: function that returns True if a tensor has these values; None: any values are accepted.
+    wrong: end of the error message if it returns False."""
 
     fills_by_share = False
 

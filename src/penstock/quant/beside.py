@@ -1,5 +1,5 @@
-"""Checkpoint tensors beside a matrix and its scales: zero points of symmetric numbers, scales of
-activations."""
+"""Extra tensors of quantized checkpoints that the engine doesn't use. These are zero points of
+symmetric quantization, which must be 0, and static scales of activations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 
 
 def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
-    """Returns a check of the zero points that some writers store for symmetric numbers: all must be
-    0."""
+    """Returns a weight that checks the zero points which some writers store for symmetric
+    quantization: all must be 0. parts: the tensors of zero points."""
     return Expected(
         parts,
         device,
@@ -24,8 +24,9 @@ def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
 
 
 def read_past(parts: Sequence[Part], device: torch.device) -> dict[str, Weight]:
-    """Returns weights that skip a checkpoint's static activation scales. Here each row of
-    activations gets its own scale, which is finer, or is not rounded."""
+    """Returns weights that read and drop a checkpoint's static activation scales. They are not
+    needed: the engine gives each row of activations its own scale, which is finer, or doesn't
+    quantize activations. parts: the quantized matrices."""
     names = ("input_scale", "input_zero_point", "activation_scale", "input_global_scale")
     return {
         name: Expected([Part(f"{p.name}.{name}", (1,)) for p in parts], device, optional=True)

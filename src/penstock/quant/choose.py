@@ -1,5 +1,5 @@
-"""choose_schemes: the scheme of each matrix of a model, by its name in the checkpoint. Knows names;
-no layers."""
+"""choose_schemes: chooses the quantization scheme of each matrix. A matrix is given by its name in
+the checkpoint. Knows names; no layers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.quant.write_compressed import MadeKind
 # name of a matrix in the checkpoint, without `.weight` -> its scheme
 SchemeOf = Callable[[str], Scheme]
 
-# shared_expert_gate: the weight of one expert
+# Endings of routers' names. A shared_expert_gate scores the shared expert.
 ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
-# decay and rate of each head of a gated delta rule
+# endings of names: matrices that give the decay and rate of each head of a gated delta rule
 RATES = (
     ".in_proj_a",
     ".in_proj_b",
@@ -37,13 +37,15 @@ MADE: dict[MadeKind, Scheme] = {
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
-    """Returns the form that a wide checkpoint's matrix gets at load; None: it stays wide.
+    """Returns the kind of quantization that an unquantized checkpoint's matrix gets at load; None:
+    it is not quantized.
 
-    Routers of experts and the rates of a recurrent state stay wide: they are small and decide much.
-    The head stays wide too, as no later layer evens out its errors; with integer quantization it
-    becomes int8. That is a third of the bytes a small model reads per row, and costs little (on 24
-    of the demo's problems the KL to float32 is 3.6e-4 with an int8 head and 3.4e-4 without;
-    bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2). fp8_head: with fp8, make the head fp8 too."""
+    Routers of experts and the matrices of a recurrent layer's rates are not quantized: they are
+    small and errors in them matter much. The head is not quantized either, as no later layer evens
+    out its errors. The exception is integer quantization, where the head becomes int8: a small
+    model then reads a third fewer bytes per row. Its cost is small: on 24 problems of the demo the
+    KL divergence from float32 is 3.6e-4 with an int8 head and 3.4e-4 without (bfloat16 1.6e-4, fp8
+    3.8e-3, int4 7.4e-2). fp8_head: with fp8, make the head fp8 too."""
     if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":
@@ -54,16 +56,16 @@ def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> M
 
 
 def all_plain(name: str) -> Scheme:
-    """Returns the unquantized scheme for every matrix."""
+    """Returns the unquantized scheme, whatever the matrix's name."""
     return PLAIN
 
 
 def choose_schemes(
     quantization: Quantization, stored: StoredQuantization | None = None, *, fp8_head: bool = False
 ) -> SchemeOf:
-    """Returns the scheme of each matrix. stored: the quantization in the checkpoint's config.json;
-    None: unquantized. fp8_head: see `made_kind`.
-    Raises UsageError if `quantization` names another method than the checkpoint's."""
+    """Returns a function from a matrix's name to its scheme. stored: the quantization in the
+    checkpoint's config.json; None: unquantized. fp8_head: see `made_kind`. Raises UsageError if
+    `quantization` names another method than the checkpoint's."""
     if stored is not None:
         _check_named(quantization, stored)
         return _stored(stored)
@@ -81,8 +83,8 @@ def choose_schemes(
 
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
-    """Raises UsageError unless `quantization` names the checkpoint's method, as vLLM's scripts do,
-    or its kind of numbers."""
+    """Raises UsageError unless `quantization` names the checkpoint's own method, as vLLM's scripts
+    do, or its kind of numbers."""
     # vLLM's name for ModelOpt's NVFP4
     theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()
     if quantization not in ("auto", stored.method, *stored.kinds, *theirs):

@@ -1,5 +1,5 @@
-"""Four-bit floats, read from a quantized checkpoint or made from wide numbers at load, in the one
-layout that products take (kernels/fp4_matrix.py).
+"""Weights in four-bit floats: NVFP4 and MXFP4. They are read from a quantized checkpoint, or made
+from a float dtype at load. In memory all have the layout of kernels/fp4_matrix.py.
 
   packed     compressed-tensors: `weight_packed` uint8 [out, in / 2], two neighbours a byte, the
              first in the lower half. NVFP4: `weight_scale` e4m3 [out, in / 16], divided by
@@ -34,18 +34,21 @@ from penstock.quant.scheme import Product
 from penstock.quant.stored_quantization import StoredForm
 
 BYTES = frozenset({"U8"})
-DUMMY_POWERS = (118, 122)  # range of MXFP4's dummy scale bytes; numbers reach 6
-DUMMY_WHOLE = 1e-6  # size of NVFP4's dummy global scale; group scales reach 448
+# range of MXFP4's dummy scale bytes, which mean 2 ** (byte - 127); e2m1 numbers reach 6
+DUMMY_POWERS = (118, 122)
+DUMMY_WHOLE = 1e-6  # magnitude of NVFP4's dummy global scale; group scales reach 448
 LEAST_SCALE = 0.125  # scale of an all-zero group, from compressed-tensors
-# Magnitudes at which a number is rounded up to the next of E2M1. A tie goes to the even number, so
-# every second bound is the largest float32 below the midpoint.
+# Midpoints between E2M1's magnitudes, at which a number is rounded up to the next one. A tie
+# goes to the even number, so every second bound is lowered to the largest float32 below the
+# midpoint.
 _HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4Stored:
-    """NVFP4 or MXFP4 on disk, in one of the forms above."""
+    """The scheme of NVFP4 or MXFP4 checkpoints, packed as compressed-tensors or ModelOpt do (see
+    the module's docstring)."""
 
     form: StoredForm
 
@@ -92,7 +95,7 @@ class Fp4Stored:
 
 
 class PowerScales(Weight):
-    """MXFP4's scales: exponent bytes, one value of which means NaN."""
+    """MXFP4's scales: bytes that are exponents. The byte 255 means NaN and is refused."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, torch.uint8, device, stored=BYTES, counts=0)
@@ -118,8 +121,8 @@ class E4m3Scales(Weight):
 
 
 class WholeScale(Arranged):
-    """NVFP4's global scale of a matrix, expanded to a factor of each row's scales:
-    [rows] float64."""
+    """NVFP4's global scale of a matrix, repeated for each row as the factor of the row's group
+    scales: [rows] float64."""
 
     def __init__(self, matrices: Sequence[Part], suffix: str, device: torch.device) -> None:
         divides = suffix == "weight_global_scale"
@@ -151,7 +154,7 @@ class WholeScale(Arranged):
 
 @dataclass(frozen=True, slots=True)
 class Fp4FromFloats:
-    """A float dtype on disk, NVFP4 in memory."""
+    """The scheme that reads matrices in a float dtype and quantizes them to NVFP4 at load."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
@@ -209,11 +212,11 @@ class MadeFp4(MadeWeight):
 
 
 def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns numbers [out, in] uint8 of 0 to 15, scales [out, in / 16] e4m3, and the global scale
-    that divides them, float32 [1].
+    """Quantizes matrix [out, in], of a float dtype, to NVFP4. Returns numbers [out, in] uint8 of 0
+    to 15, group scales [out, in / 16] e4m3, and the global scale float32 [1], by which readers
+    divide the group scales.
 
-    matrix: [out, in] in a float dtype. most: the largest magnitude for the global scale; None: the
-    matrix's own."""
+    most: the magnitude that fixes the global scale; None: the matrix's largest."""
     # float16 can't hold the global scale
     wide = matrix.float() if matrix.dtype == torch.float16 else matrix
     groups = wide.view(wide.shape[0], -1, NV_GROUP)
@@ -231,8 +234,8 @@ def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def whole_divisor(most: Tensor) -> Tensor:
-    """Returns the global scale, which divides a matrix's scales, float32 [1]; 1 for a matrix of
-    zeros. most: its largest magnitude."""
+    """Returns NVFP4's global scale float32 [1], by which readers divide a matrix's group scales; 1
+    for a matrix of zeros. most: the matrix's largest magnitude."""
     divisor = E4M3_MOST * E2M1_MOST / most.clamp(min=torch.finfo(most.dtype).tiny)
     return divisor.nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
 
@@ -247,12 +250,12 @@ def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
 
 
 def in_fp4(weights: Iterable[Weight]) -> bool:
-    """Returns True if some of a model's weights are four-bit floats of this module."""
+    """Returns True if any of a model's weights is in NVFP4 or MXFP4."""
     return any(isinstance(weight, MadeFp4 | PowerScales | E4m3Scales) for weight in weights)
 
 
 def check_made(part: Part) -> None:
-    """Raises UsageError for a matrix that can't become NVFP4."""
+    """Raises UsageError if a matrix can't be quantized to NVFP4 because of its shape or cut."""
     if part.shape[1] % SPAN:
         raise UsageError(
             f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be"
@@ -277,7 +280,7 @@ def _groups(part: Part, suffix: str, group: int) -> Part:
 
 
 def _rows(part: Part) -> Part:
-    """Returns the Part of one number per row [out]; a matrix cut by inputs needs all of them on
-    every rank."""
+    """Returns the Part of an array with one number per row, [out]. If the matrix is cut by inputs,
+    every rank holds the whole array."""
     shape = part.shape[:1]
     return part.over(part.name, shape) if part.cut == 0 else Part(part.name, shape)

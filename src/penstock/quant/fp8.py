@@ -1,5 +1,5 @@
-"""Float8 weights: e4m3 numbers and float32 scales, read from a checkpoint or made from wide numbers
-at load.
+"""Weights in float8: e4m3 numbers with float32 scales. They are read from a quantized checkpoint,
+or made from a float dtype at load.
 
   channel   one scale a row: `weight_scale` [out, 1], as compressed-tensors stores it
   tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
@@ -27,11 +27,11 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
 
-SCALES = (1e-6, 2e-6)  # range of dummy scales; numbers reach 448
+SCALES = (1e-6, 2e-6)  # range of dummy scales; e4m3 numbers reach 448
 
 
 class Fp8:
-    """Float8 on disk, with one scale a row (`channel`) or one a tensor."""
+    """The scheme of float8 checkpoints with one scale a row (`channel`) or one scale a tensor."""
 
     def __init__(self, scales: str = "channel", suffix: str = "weight_scale") -> None:
         if scales not in ("channel", "tensor"):
@@ -66,8 +66,8 @@ class Fp8:
         return fp8_product(ops, *self.arrays(weights))
 
     def _scale(self, part: Part) -> Part:
-        """Returns the Part of the scales: one a row, cut with the rows, or one of the whole tensor
-        on every rank."""
+        """Returns the Part of a matrix's scales: one scale a row, cut like the rows, or one scale
+        for the tensor, which every rank holds."""
         name = f"{part.name}.{self.suffix}"
         if self.scales == "tensor":
             return Part(name, (1,))
@@ -77,11 +77,11 @@ class Fp8:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Float8 on disk, with one scale a block of 128 x 128.
+    """The scheme of float8 checkpoints with one scale for each block of 128 x 128 numbers.
 
-    In memory each row has its own scale for every 128 inputs. So matrices whose row count 128
-    doesn't divide can be fused and cut by rows anywhere; a cut by inputs has to go between blocks.
-    """
+    In memory each row has its own scale for every 128 inputs. So matrices can be fused and cut by
+    rows anywhere, even if 128 doesn't divide the number of rows. A cut by inputs must go between
+    blocks."""
 
     suffix: str = "weight_scale"
 
@@ -137,7 +137,7 @@ def _numbers(parts: Sequence[Part], device: torch.device) -> Weight:
 
 
 class Fp8FromFloats:
-    """A float dtype on disk, float8 in memory."""
+    """The scheme that reads matrices in a float dtype and quantizes them to float8 at load."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
@@ -154,7 +154,7 @@ class Fp8FromFloats:
 
 
 class MadeFp8(MadeWeight):
-    """Numbers in e4m3 and `scale` [rows] float32, made from a wide matrix."""
+    """A matrix in e4m3 with `scale` [rows] float32, quantized at load from a float dtype."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, E4M3, device)
@@ -165,8 +165,8 @@ class MadeFp8(MadeWeight):
         return super().nbytes + 4 * self.shape[0]
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Quantizes the whole rows and stores this rank's share, so that scales don't depend on the
-        cut."""
+        """Quantizes whole rows and stores this rank's share of the result, so that scales don't
+        depend on how ranks divide the matrix."""
         numbers, scale = to_fp8(tensor.to(place.device))
         place.copy_(part.local(numbers))
         first = sum(p.local_shape[0] for p in self.parts[: self.parts.index(part)])
@@ -175,8 +175,8 @@ class MadeFp8(MadeWeight):
 
 
 def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns numbers [out, in] e4m3 and scales [out, 1] of the matrix's dtype. matrix: [out, in]
-    in a float dtype."""
+    """Quantizes matrix [out, in], of a float dtype, with one scale a row. Returns numbers [out, in]
+    e4m3 and scales [out, 1] of the matrix's dtype."""
     scale = matrix.abs().amax(1, keepdim=True) / E4M3_MOST
     scale = scale.masked_fill(scale == 0, torch.finfo(scale.dtype).eps)
     return (matrix / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale

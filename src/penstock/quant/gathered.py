@@ -1,7 +1,8 @@
-"""Gathered: a table of which a step reads a few rows; beside a GPU it may lie in host memory.
+"""Gathered: a table of which a step reads few rows. For a model on a GPU the table may be in host
+memory.
 
-Kernels read host memory by its address over the bus; the driver pins its pages. torch's own pinned
-memory would be rounded up to the next power of two: 8 GiB for the 5.3 GiB table of a Gemma 4 E4B.
+Kernels then read it over the bus; the CUDA driver pins its pages. torch's own pinned memory is not
+used, since it rounds sizes up to the next power of two: 8 GiB for the 5.3 GiB table of Gemma 4 E4B.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
 
 
 class Gathered(Weight):
-    """A table [rows, width]. in_host: the table lies in host memory while its readers
-    run on a GPU."""
+    """A table [rows, width]. in_host: True if the table is in host memory and its readers run on a
+    GPU."""
 
     def __init__(
         self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False
@@ -43,13 +44,13 @@ class Gathered(Weight):
 
 
 class _Registered(mmap.mmap):
-    """Pages that stay pinned by the driver until nobody holds them."""
+    """Memory pages that the driver pins. They are unpinned when the object is freed."""
 
     address: int | None = None
 
     def __del__(self) -> None:
         if self.address is not None and not sys.is_finalizing():
-            torch.cuda.synchronize()  # kernels that read the pages have ended
+            torch.cuda.synchronize()  # waits for kernels that read the pages
             _driver().cudaHostUnregister(self.address)
 
 

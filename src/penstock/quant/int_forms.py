@@ -1,4 +1,4 @@
-"""Integer matrices as checkpoints store them -> the weights to load, in the one layout of
+"""Integer matrices of checkpoints, in four packings. Each is loaded into the layout of
 kernels/int_matrix.py.
 
   awq      qweight [K, N / 8] int32: a word holds eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from
@@ -41,7 +41,7 @@ AWQ_ORDER = (
     7,
 )
 SCALES = (1e-5, 2e-5)  # range of dummy scales
-# tensor on disk, Part of the array made of it -> unsigned numbers
+# function (checkpoint tensor, Part of the array made of it) -> unsigned numbers
 Unpack = Callable[[Tensor, Part], Tensor]
 
 
@@ -49,7 +49,8 @@ Unpack = Callable[[Tensor, Part], Tensor]
 
 
 def at(part: Part, suffix: str, shape: tuple[int, ...]) -> Part:
-    """Returns the Part of a matrix's checkpoint tensor, not cut."""
+    """Returns the Part of a checkpoint tensor that belongs to a matrix, not cut. part: the matrix.
+    suffix: of the tensor's name. shape: of the tensor."""
     return Part(f"{part.name}.{suffix}", shape)
 
 
@@ -58,16 +59,17 @@ def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
 
 
 def array(part: Part, shape: tuple[int, ...]) -> Part:
-    """Returns the Part of the array [out, ...] made of the tensor, cut like the matrix; an array of
-    one column is on every rank if the matrix is cut by inputs."""
+    """Returns the Part of an array [out, ...] that is made of a matrix's checkpoint tensor, cut
+    like the matrix. If the matrix is cut by inputs, every rank holds an array of one column whole.
+    """
     if part.cut == 1 and shape[1] == 1:
         return Part(part.name, shape)
     return part.over(part.name, shape)
 
 
 def cut_groups(part: Part, group: int, instead: str = "the model's unquantized checkpoint") -> int:
-    """Returns how many groups of a row this rank has. Raises UsageError if ranks would cut through
-    a group. instead: what the error advises to take."""
+    """Returns how many groups of a row this rank holds. Raises UsageError if ranks would cut
+    through a group. instead: the checkpoint that the error advises to use."""
     into = part.shape[1]
     if part.cut != 1 or group == into:
         return into // group
@@ -81,7 +83,8 @@ def cut_groups(part: Part, group: int, instead: str = "the model's unquantized c
 
 
 def check_form(part: Part, form: StoredForm) -> None:
-    """Raises CheckpointError if words or groups don't divide the matrix."""
+    """Raises CheckpointError if the matrix's sizes aren't multiples of a word's numbers and of a
+    group."""
     out, into = part.shape
     group = form.group or into
     per_word = 32 // form.bits
@@ -102,7 +105,7 @@ def check_form(part: Part, form: StoredForm) -> None:
         )
 
 
-# --- words and what is in them
+# --- words and the numbers packed in them
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
@@ -117,7 +120,7 @@ def _laid_out(numbers: Tensor, bits: int) -> Tensor:
     """Packs unsigned numbers [N, K] uint8 into the layout of kernels/int_matrix.py."""
     if bits == 4:
         return pack_four(numbers.contiguous())
-    return (numbers ^ 0x80).view(torch.int8)  # subtracts 128
+    return (numbers ^ 0x80).view(torch.int8)  # maps 0 to 255 to -128 to 127
 
 
 def _middle(bits: int) -> int:
@@ -132,7 +135,8 @@ def _numbers(
     device: torch.device,
     unpack: Unpack,
 ) -> Arranged:
-    """Returns the weight of a matrix. unpack: words on disk -> unsigned numbers [N, K]."""
+    """Returns the weight that holds a matrix's numbers. stored: the Parts of the checkpoint
+    tensors. unpack: function from a checkpoint tensor to unsigned numbers [N, K]."""
     arrays = [array(part, packed_shape(part.shape, form.bits)) for part in parts]
     dtype = torch.int8 if form.bits == 8 else torch.uint8
     return Arranged(
@@ -177,8 +181,8 @@ def _zeros(
     device: torch.device,
     zeros_of: Unpack,
 ) -> Arranged:
-    """Returns the weight of zero points. zeros_of: words on disk -> unsigned integer zeros [N,
-    G]."""
+    """Returns the weight that holds a matrix's zero points. stored: the Parts of the checkpoint
+    tensors. zeros_of: function from a checkpoint tensor to unsigned integer zeros [N, G]."""
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
     below = 128 if form.bits == 8 else 0
 
@@ -189,7 +193,7 @@ def _zeros(
     return Arranged(stored, arrays, dtype, device, stored=WORDS, arrange=arrange)
 
 
-# --- the forms
+# --- the four packings
 
 
 def _awq(
@@ -256,8 +260,8 @@ def _gptq(
             ),
         ),
     }
-    # Early writers store a bias of zeros for every matrix. If the model has a bias, its own weight
-    # replaces this one later.
+    # Early writers store a bias of zeros for every matrix; it is checked and dropped. If the model
+    # has a bias, the caller replaces this entry.
     weights["bias"] = Expected(
         [at(p, "bias", (p.shape[0],)) for p in parts],
         device,

@@ -1,5 +1,5 @@
-"""Integer weights, read from a quantized checkpoint or made from wide numbers at load, in the one
-layout that products take (kernels/int_matrix.py)."""
+"""Weights in integers of four and eight bits. They are read from a quantized checkpoint, or made
+from a float dtype at load. In memory all have the layout of kernels/int_matrix.py."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 
-MADE_GROUPS = (128, 64, 32)  # int4 group sizes; the first that divides a row is taken
-# Rows of fewer inputs have groups of 32: a small model loses more by each number (LOG.md,
+MADE_GROUPS = (128, 64, 32)  # int4 group sizes; a matrix gets the first one that divides its rows
+# Rows with fewer inputs get groups of 32, since small models lose more by int4 (LOG.md,
 # 2026-11-27).
 SHORT = 768
 
 
 @dataclass(frozen=True, slots=True)
 class IntStored:
-    """Integers on disk, in a form of quant/int_forms.py."""
+    """The scheme of integer checkpoints, in a packing of quant/int_forms.py."""
 
     form: StoredForm
 
@@ -38,8 +38,9 @@ class IntStored:
         return FORMS[self.form.packing](self.form, parts, dtype, device)
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        """Returns the product with a tied head, which no checkpoint stores: made int8 here with 8
-        bits, left wide with 4 bits."""
+        """Returns the product with a tied head, which no quantized checkpoint stores separately.
+        The head is quantized to int8 if the checkpoint has 8 bits, and not quantized if it has 4
+        bits."""
         return (
             IntFromFloats(8).made_of(ops, matrix)
             if self.form.bits == 8
@@ -57,8 +58,8 @@ class IntStored:
 
 @dataclass(frozen=True, slots=True)
 class IntFromFloats:
-    """A float dtype on disk, integers in memory: 8 bits with one scale a row, 4 bits with one a
-    group."""
+    """The scheme that reads matrices in a float dtype and quantizes them to integers at load: 8
+    bits with one scale a row, or 4 bits with one scale a group."""
 
     bits: int
 
@@ -87,7 +88,8 @@ class IntFromFloats:
 
 
 class MadeInt(MadeWeight):
-    """Integers and `scale` [rows, groups] of the model's dtype, made from a wide matrix."""
+    """A matrix of integers with `scale` [rows, groups] of the model's dtype, quantized at load from
+    a float dtype."""
 
     def __init__(
         self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device
@@ -109,8 +111,8 @@ class MadeInt(MadeWeight):
         return super().nbytes + self.scale.nbytes
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Quantizes the whole rows and stores this rank's share, so that scales don't depend on the
-        cut."""
+        """Quantizes whole rows and stores this rank's share of the result, so that scales don't
+        depend on how ranks divide the matrix."""
         wide = self._wide[part]
         numbers, scale = to_int(tensor.to(place.device), self.bits, self.group, self.scale.dtype)
         packed = (
@@ -122,12 +124,12 @@ class MadeInt(MadeWeight):
 
 
 def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`,
-    symmetric and rounded to nearest.
+    """Quantizes matrix [out, in], of a float dtype, symmetrically with rounding to nearest. Returns
+    numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`.
 
-    matrix: [out, in] in a float dtype. If `dtype` is the checkpoint's, the numbers are those of
-    llm-compressor (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's
-    largest magnitude * 2 / (2**bits - 1)."""
+    If `dtype` is the checkpoint's, the numbers are those of llm-compressor (compressed-tensors,
+    `calculate_qparams` and `_quantize`): scale = the group's largest magnitude * 2 / (2**bits - 1).
+    """
     groups = matrix.view(matrix.shape[0], -1, group)
     scale = usual_scale(groups, bits, dtype)
     return nearest(groups, scale, bits).to(torch.int8).flatten(1), scale

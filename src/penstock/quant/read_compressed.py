@@ -123,7 +123,8 @@ def _fp4_form(
             f"{form_name} holds symmetric floats of 4 bits, and these are told to be others:"
             f" {INSTEAD}"
         )
-    # Group scales without a global scale are read for powers of two (MXFP4) only.
+    # Four-bit floats with group scales but no global scale are read only if the scales are
+    # powers of two (MXFP4).
     told.one_of("strategy", strategy, (goes,))
     told.one_of("group_size", group, (neighbours,))
     told.one_of("scale_dtype", scale_dtype, ("", dtype))

@@ -5,7 +5,7 @@
   hf_quant_config.json   quantization: quant_algo, exclude_modules, kv_cache_quant_algo,
                          quantized_layers
 
-Both files say the same; older folders have the second alone (modelopt's
+Both files have the same content; older folders have only the second (modelopt's
 `convert_hf_quant_config_format`)."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAST = ("producer", "version", "quant_method", "lora_rank", "smoothquant_alpha"
 
 def read_modelopt(told: ToldObject) -> StoredQuantization:
     inner = told.take("quantization")
-    if inner is not None:  # format of hf_quant_config.json, in its own file or in config.json
+    if inner is not None:  # the layout of hf_quant_config.json, which config.json may contain too
         told.past(*_PAST)
         told.refuse_rest()
         if not isinstance(inner, dict):
@@ -54,8 +54,8 @@ def read_modelopt(told: ToldObject) -> StoredQuantization:
 
 
 def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
-    """Returns the targets of quantized_layers: an algorithm for each matrix, or for a module of
-    several."""
+    """Reads quantized_layers: an algorithm for each name, which is a matrix or a module of several
+    matrices. Returns the targets of each algorithm."""
     names: dict[str, list[str]] = {}
     for name, raw in layers.items():
         if not isinstance(raw, dict):
@@ -71,7 +71,8 @@ def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
 
 
 def _check_groups(told: ToldObject) -> None:
-    """Checks config_groups, which repeats quant_algo in compressed-tensors' words."""
+    """Checks that config_groups agrees with quant_algo, which it repeats with compressed-tensors'
+    keys."""
     _check_group(told, "")
     groups = told.take("config_groups", {})
     if not isinstance(groups, dict):

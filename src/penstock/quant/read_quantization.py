@@ -1,5 +1,6 @@
 """read_quantization: the parsed `quantization_config` of a config.json -> StoredQuantization. An
-unknown key or value is refused by name, with what to take instead. No torch, no files.
+unknown key or value is an error that names it and suggests an alternative. Needs no torch and reads
+no files.
 
 Reads HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order)
 here; compressed-tensors and ModelOpt have files of their own."""
@@ -14,7 +15,8 @@ from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
-# Method -> the forms of it that are read; docs/quantization.md is generated from this.
+# Method -> description of the checkpoints of that method that can be read; docs/quantization.md is
+# generated from this.
 READ = {
     "compressed-tensors": (
         "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or"
@@ -38,7 +40,7 @@ READ = {
     ),
 }
 
-# Keys that writers of AWQ and GPTQ add about their calibration and kernels.
+# Keys about calibration and kernels that writers of AWQ and GPTQ add. They are skipped.
 WRITERS = (
     "damp_percent",
     "damp_auto_increment",
@@ -71,7 +73,8 @@ WRITERS = (
 
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
-    """Returns the quantization of a parsed `quantization_config`. where: opens error messages."""
+    """Returns the quantization that a parsed `quantization_config` declares. where: file name with
+    which error messages begin."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
     told = ToldObject(raw, f"{where}: quantization_config")
@@ -104,15 +107,16 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         ("e4m3", "float8_e4m3fn"),
         "numbers with 5 bits of exponent are not: " + INSTEAD,
     )
-    # static: the checkpoint has activation scales; here each row has its own, which is finer
+    # static: the checkpoint has scales of activations, which are not used: each row gets its own
+    # scale, which is finer
     told.one_of(
         "activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static")
     )
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
     if size is None:
-        # transformers writes the key, null for one scale a matrix. AutoFP8 has no blocks and no
-        # such key.
+        # transformers always writes this key (null: one scale a matrix) and stores inverse scales.
+        # AutoFP8 never writes it.
         inverse = "weight_block_size" in told.raw
         form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
     elif size == [BLOCK, BLOCK]:
@@ -121,7 +125,7 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         raise told.fail(
             f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}"
         )
-    # scale_fmt is about activations
+    # scale_fmt describes activations only
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")
     ignored = told.names("modules_to_not_convert", "ignored_layers")
     # DeepSeek leaves routers unquantized without listing them

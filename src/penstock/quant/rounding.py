@@ -1,47 +1,50 @@
-"""Rounding to four bits by calibration inputs, so that products err less than with the nearest
-numbers.
+"""Rounding of matrices to four bits by calibration inputs. Its products have smaller errors than
+those of rounding to nearest.
 
   scales    for each group, the scale between half and 1.1 times the usual one with the least error
             of products
-  numbers   rounded one input after the other, the inputs with the largest mean square first; later
-            correlated inputs make up for each error (GPTQ, arXiv:2210.17323)
+  numbers   rounded one input after the other, the inputs with the largest mean square first; each
+            rounding error is compensated in correlated inputs that are not rounded yet (GPTQ,
+            arXiv:2210.17323)
 
-The layout and meaning of numbers are unchanged. Knows arrays; not where inputs come from."""
+The layout and meaning of numbers are unchanged. Knows arrays; not where calibration inputs come
+from."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# factors of the scale that clips nothing: 0.5 to 1.1
+# candidate scales relative to the scale that clips nothing: 0.5 to 1.1
 CLIPS = tuple(n / 20 for n in range(10, 23))
-# share of the mean of `moments`' diagonal, added to each entry of it: few inputs leave some
-# directions unknown
+# This share of the diagonal's mean is added to the diagonal of `moments`, which makes it invertible
+# if there were few calibration inputs.
 DAMPING = 0.01
 AT_ONCE = 128  # inputs per block of error propagation
 
 
 def nearest(groups: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Rounds groups [out, groups, n] by scale [out, groups] to whole numbers [out, groups, n] in
-    the dtype of groups."""
+    """Returns groups [out, groups, n] divided by scale [out, groups] and rounded to whole numbers
+    of `bits` bits, in the dtype of `groups`."""
     most = 2 ** (bits - 1)
     numbers: Tensor = (groups / scale[..., None].to(groups.dtype)).round_().clamp_(-most, most - 1)
     return numbers
 
 
 def usual_scale(groups: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Returns symmetric scales [out, groups] for groups [out, groups, n]."""
+    """Returns the scales [out, groups] of `dtype` with which no number of groups [out, groups, n]
+    is clipped."""
     scale: Tensor = (groups.abs().amax(2) / ((2**bits - 1) / 2)).to(dtype)
     return scale.masked_fill(scale == 0, torch.finfo(dtype).eps)
 
 
 def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Returns the scales [out, groups] of `dtype` whose nearest numbers change products least.
-    groups: [out, groups, n] float32. moments: mean square of each input, [groups, n]."""
+    """Returns the scales [out, groups] of `dtype` for which rounding to nearest changes products
+    least. groups: [out, groups, n] float32. moments: mean square of each input, [groups, n]."""
     usual, largest, half = usual_scale(groups, bits, dtype), groups.abs().amax(2), (2**bits - 1) / 2
     best, least = usual, torch.full_like(largest, torch.inf)
-    # The usual scale goes first and stays unless another is better. The next two put the largest
-    # number on a whole number.
+    # The usual scale is tried first and kept unless another is better. With the next two, the
+    # largest number is divided to a whole number.
     for end in (half, half - 0.5, half + 0.5, *(half / clip for clip in CLIPS)):
         scale = (largest / end).to(dtype)
         scale = torch.where(scale == 0, usual, scale)
@@ -60,18 +63,18 @@ def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype)
 def round_to_products(
     matrix: Tensor, moments: Tensor, bits: int, group: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Returns numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype` whose
-    products are near the matrix's own.
+    """Quantizes matrix [out, in], of a float dtype, so that its products change little. Returns
+    numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`.
 
-    matrix: [out, in] in a float dtype. moments: [in, in] float32, the mean of x xT over inputs x.
-    """
+    moments: [in, in] float32, the mean of x x^T over the calibration inputs x."""
     wide = matrix.float()
     own = moments.diagonal()
     scale = search_scale(wide.view(len(wide), -1, group), own.view(-1, group), bits, dtype)
     order = own.argsort(descending=True, stable=True)
     carried = _carried(moments[order][:, order])
     scales = scale.float().repeat_interleave(group, 1).T[order]
-    left = wide.T[order]  # [in, out]: numbers not yet rounded, plus errors carried over
+    # [in, out]: the numbers to round, with compensation for earlier inputs' errors added
+    left = wide.T[order]
     numbers, most = torch.empty_like(left), 2 ** (bits - 1)
     for first in range(0, len(left), AT_ONCE):
         end = min(first + AT_ONCE, len(left))
@@ -87,9 +90,9 @@ def round_to_products(
 
 
 def _carried(moments: Tensor) -> Tensor:
-    """Returns an upper triangular matrix [in, in] whose row n says how much of input n's error each
-    later input takes over. moments: [in, in] in the order of rounding. An input that is always 0
-    takes no part."""
+    """Returns an upper triangular matrix [in, in]. Row n has the factors by which input n's
+    rounding error is added to each later input. moments: [in, in] in the order of rounding. An
+    input that is always 0 gets factors of 0."""
     own = moments.diagonal()
     damped = moments + torch.diag(torch.where(own == 0, own.new_ones(()), own.mean() * DAMPING))
     factor: Tensor = torch.linalg.cholesky(

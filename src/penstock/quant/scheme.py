@@ -1,5 +1,5 @@
-"""Scheme: how a matrix lies in a checkpoint, and the operation that multiplies by it. Each scheme
-is a class.
+"""Scheme: a way to store and multiply a matrix. A scheme is a class that knows the tensors of a
+matrix in a checkpoint and the operation that multiplies by it.
 
   plain   [out, in] in a float dtype, rounded to the model's
   fp8     e4m3 numbers with float scales: `quant/fp8.py`
@@ -27,15 +27,15 @@ Multiply = Callable[[Any, Any, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix prepared for products: the operation and the arrangement of numbers
-    that it takes."""
+    """A matrix prepared for products: the operation, and the matrix as that operation takes it."""
 
     multiply: Multiply
-    matrix: Any  # in the operation's own format
-    # number of rows -> the form of rows that the operation takes
+    matrix: Any  # the second argument of `multiply`
+    # function from a number of rows to their representation for `multiply` (kernels/fp8_rows.py)
     form: Callable[[int], Form] = TakesWideRows().form
-    streamed: Any = None  # the matrix for fused one-row operations; None: they can't take it
-    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: not available
+    streamed: Any = None  # the matrix for fused one-row operations; None: not supported
+    # function (rows, matrix, activation) -> act(gate) * up, as Ops.linear_gated; None: not
+    # supported
     gated: Callable[[Tensor, Any, str], Tensor | None] | None = None
 
 
@@ -49,16 +49,17 @@ class Scheme(Protocol):
         """Returns the weights to load, by names that the scheme chooses."""
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        """Arranges the loaded weights for the operation, and drops the loaded form."""
+        """Returns the product with the loaded weights, rearranged for its operation. The loaded
+        arrays are dropped."""
 
 
 @runtime_checkable
 class ForExperts(Scheme, Protocol):
-    """A scheme whose numbers the expert operations take too."""
+    """A scheme that the operations of expert layers support too."""
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
         """Returns numbers [out, in], then scales, zeros and factors of scales (None or left out if
-        there are none), and drops the loaded form. The layout is that of one expert in
+        there are none). The loaded arrays are dropped. The layout is that of one expert in
         `kernels/expert_matrix.py`."""
 
 
@@ -71,7 +72,7 @@ class Made(Scheme, Protocol):
 
 
 class Plain:
-    """Unquantized."""
+    """The scheme of unquantized matrices."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
@@ -92,7 +93,7 @@ def plain_product(ops: Ops, matrix: Tensor) -> Product:
 
 
 def named(part: Part, suffix: str) -> Part:
-    """Returns the checkpoint tensor that holds a matrix under `suffix`."""
+    """Returns the Part of a matrix under its name in the checkpoint, which ends in `suffix`."""
     return part.over(f"{part.name}.{suffix}", part.shape)
 
 

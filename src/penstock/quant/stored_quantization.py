@@ -16,7 +16,7 @@ Scales = Literal["channel", "tensor", "block", "group"]
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """The form of a matrix in a checkpoint.
+    """The way in which a checkpoint stores a matrix.
 
     group: inputs that share a scale; None: the whole row, or with scales by tensor the whole
     matrix. zeros: True if there are zero points. packing: a name in quant/int_forms.py, or for
@@ -36,11 +36,11 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The matrices that have a form.
+    """A StoredForm and the matrices that have it.
 
-    named: class names, whole names, or `re:` and a pattern that a name begins with; a frozenset
-    holds names of matrices and modules, which may be thousands. narrow_rows: True if the checkpoint
-    asks for four-bit activations too."""
+    named: class names, whole names, or `re:` and a pattern for the beginning of a name; a
+    frozenset: only whole names of matrices and modules, which may be thousands. narrow_rows: True
+    if the checkpoint asks for four-bit activations too."""
 
     named: tuple[str, ...] | frozenset[str]
     form: StoredForm
@@ -58,10 +58,10 @@ class Targets:
 class StoredQuantization:
     """The quantization that a checkpoint declares for its matrices.
 
-    ignored: matrices left unquantized. by_part: entries of `ignored` are parts of a name between
-    dots (HF's way), or patterns with `*` of whole names and modules (ModelOpt's); else they are
-    matched like targets. only: if not empty, the suffixes of quantized names. kv: the declared
-    scheme of the KV cache."""
+    ignored: names of matrices left unquantized. by_part: True if `ignored` has parts of a name
+    between dots (as HF does), or patterns with `*` for whole names and modules (as ModelOpt does);
+    False: they are matched like `Targets.named`. only: if not empty, only names with one of these
+    suffixes are quantized. kv: the scheme that the config declares for the KV cache."""
 
     method: str
     targets: tuple[Targets, ...]
@@ -71,7 +71,8 @@ class StoredQuantization:
     kv: Any = None
 
     def form_of(self, name: str) -> StoredForm | None:
-        """Returns the form of a matrix; None: unquantized. name: without `.weight`."""
+        """Returns how the checkpoint stores a matrix; None: unquantized. name: the matrix's name
+        without `.weight`."""
         if self._ignores(name):
             return None
         if self.only and not name.endswith(self.only):
@@ -87,8 +88,8 @@ class StoredQuantization:
         return any(entry.startswith("re:") and _matches(name, entry) for entry in self.ignored)
 
     def called(self, ours: Callable[[str], str]) -> StoredQuantization:
-        """Returns the same quantization with all names passed through `ours`: checkpoint's name ->
-        model's."""
+        """Returns the same quantization with all names replaced. ours: function from a checkpoint's
+        name to the model's."""
         targets = tuple(
             replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets
         )
@@ -100,8 +101,8 @@ class StoredQuantization:
 
     @property
     def narrow_rows(self) -> bool:
-        """True if the checkpoint asks for four-bit activations for some matrices; the engine keeps
-        them wide."""
+        """True if the checkpoint asks for four-bit activations for some matrices. The engine does
+        not quantize activations to four bits."""
         return any(target.narrow_rows for target in self.targets)
 
 
@@ -113,8 +114,8 @@ def _matches(name: str, entry: str) -> bool:
 
 @cache
 def _by_part(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Returns name parts between dots, and one pattern for the entries with `*`. Cached: used for
-    every matrix of a model."""
+    """Splits the ignored names: returns those without `*`, and one pattern that matches the others.
+    Cached, since it is needed for every matrix of a model."""
     own = [entry for entry in ignored if not entry.startswith("re:")]
     parts = tuple(f".{entry}." for entry in own if "*" not in entry)
     patterns = [translate(each) for entry in own if "*" in entry for each in (entry, f"{entry}.*")]

@@ -1,5 +1,5 @@
-"""ToldObject: an object of `quantization_config` that is read key by key, and the errors for unread
-keys. No torch."""
+"""ToldObject: an object of `quantization_config`, read key by key. Keys that are not read are
+errors. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INSTEAD = (
     " AWQ or GPTQ"
 )
 
-# Known methods and formats that are not read: reason and advice, if there is more to say than
-# INSTEAD.
+# Known methods and formats that are not supported -> the reason and advice for the error, where
+# these differ from INSTEAD.
 REFUSED = {
     "bitsandbytes": (
         "its own library makes them: take the unquantized checkpoint with --quantization int4 or"
@@ -58,7 +58,7 @@ class ToldObject:
         return default if value is None else value
 
     def past(self, *names: str) -> None:
-        """Marks keys as read that change no number."""
+        """Marks keys as read without reading them, since they don't change any number."""
         self.read.update(names)
 
     def text(self, name: str, default: str) -> str:
@@ -80,7 +80,7 @@ class ToldObject:
         return value
 
     def names(self, *spellings: str) -> tuple[str, ...]:
-        """Returns the names or patterns listed under any of these spellings of a key."""
+        """Returns the list of names or patterns under a key that has several spellings."""
         found: list[str] = []
         for name in spellings:
             value = self.take(name, [])

@@ -1,13 +1,14 @@
-"""Experts that a checkpoint stores all in one tensor, as gpt-oss does: wide with inputs first, or
-in four bits.
+"""Experts that a checkpoint stores all in one tensor. gpt-oss does so, in a float dtype with inputs
+first, or in MXFP4.
 
   wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
   MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
           `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); `down_proj` alike
   both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
 
-Gate and up alternate among the 2F. Filling rearranges all into the order of
-`kernels/expert_matrix.py`. Knows names and numbers; no layer."""
+E experts, d hidden size, F inner size of an expert. Rows of gate and up alternate among the 2F.
+Loading rearranges them to the layout of `kernels/expert_matrix.py`. Knows names and numbers; no
+layer."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Arrange = Callable[[Tensor], Tensor]
 
 
 class Rearranged(Weight):
-    """An array made of one tensor's share by rearranging its numbers."""
+    """An array made from a rank's share of one checkpoint tensor by rearranging its numbers.
+    arrange: function from that share to the array."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class Rearranged(Weight):
         counts: int = 1,
         drawn: tuple[int, int] | None = None,
     ) -> None:
-        """drawn: range of dummy bytes, the end excluded."""
+        """counts: model parameters per element. drawn: range of dummy bytes, the end excluded."""
         made = arrange(torch.empty(part.local_shape, dtype=torch.uint8, device="meta")).shape
         stored = BYTES if dtype == torch.uint8 else FLOATS
         super().__init__([part], dtype, device, shape=tuple(made), stored=stored, counts=counts)
@@ -62,8 +64,8 @@ class Rearranged(Weight):
 
 
 class Exponents(Rearranged):
-    """MXFP4's scales: exponent bytes, one value of which means NaN (OCP Microscaling
-    Formats 1.0)."""
+    """MXFP4's scales: bytes that are exponents. The byte 255 means NaN and is refused (OCP
+    Microscaling Formats 1.0)."""
 
     def are_finite(self, numbers: Tensor) -> Tensor:
         return (numbers != NO_NUMBER).all()
@@ -71,14 +73,15 @@ class Exponents(Rearranged):
 
 @dataclass(slots=True)
 class WholeExperts:
-    """One matrix of every expert, and its bias. adds_bias: False on all but one of the ranks that
-    sum their outputs."""
+    """One matrix of every expert, and its bias. adds_bias: True on the one rank that adds the bias,
+    if ranks sum their outputs."""
 
     loaded: dict[str, Weight]
     adds_bias: bool = True
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
+        """Returns the matrices in the layout of the expert operations. The loaded arrays are
+        dropped."""
         scale = self.loaded["scale"].take() if "scale" in self.loaded else None
         bias = self.loaded["bias"].take()
         return ExpertMatrix(self.loaded["weight"].take(), scale, bias if self.adds_bias else None)
@@ -95,8 +98,9 @@ def gate_up_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns gate and up [2F, d]; a rank has some of the outputs. at: the name before
-    `.gate_up_proj`. cut: (shares, index of this rank's share)."""
+    """Returns the gate and up matrices [2F, d] of all experts; each rank has some of the 2F
+    outputs. at: the name before `.gate_up_proj`. cut: (number of shares, index of this rank's
+    share). four: True if they are stored in MXFP4."""
     name, rows, unit = f"{at}.gate_up_proj", 2 * inner, 2 * FOURS
 
     def part(suffix: str, *shape: int, along: int = 1) -> Part:
@@ -140,7 +144,8 @@ def down_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns the down matrix [d, F]; a rank has some of the inputs."""
+    """Returns the down matrices [d, F] of all experts; each rank has some of the F inputs.
+    Parameters: see gate_up_of."""
     name, groups = f"{at}.down_proj", inner // FOURS
     if four:
         blocks = Part(f"{name}_blocks", (experts, hidden, groups, FOURS // 2), 2, *cut)
@@ -161,12 +166,14 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Reorders alternating gate and up [E, 2F, ...] to all of gate, then all of up."""
+    """Reorders alternating rows of gate and up [E, 2F, ...] to all of gate's rows, then all of
+    up's."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)
 
 
 def _halves(blocks: Tensor) -> Tensor:
-    """Repacks bytes of two neighbours [E, rows, groups, 16] to [E, rows, groups * 16]: numbers 0 to
-    15 of a group in the lower halves, 16 to 31 in the upper."""
+    """Repacks bytes [E, rows, groups, 16] to [E, rows, groups * 16]. Each byte holds two numbers of
+    a group of 32: neighbours before, and numbers n (lower half) and n + 16 (upper half) afterwards.
+    """
     numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return (numbers[..., : FOURS // 2] | numbers[..., FOURS // 2 :] << 4).flatten(2)

@@ -1,4 +1,5 @@
-"""Writes a wide matrix in compressed-tensors' quantized form, and the matching part of config.json.
+"""Quantizes matrices to compressed-tensors' formats, for writing checkpoints. Also makes the
+`quantization_config` of config.json.
 
   fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; activations get dynamic scales
   int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1],
@@ -8,9 +9,9 @@
   nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in /
           16], `weight_global_scale` [1]
 
-The numbers equal those that `--quantization` makes at load, except int4 rounded by calibration
-inputs, and nvfp4 where matrices share a global scale. vLLM and transformers read such a folder too.
-Knows matrices and words; no files."""
+The numbers equal those that `--quantization` makes at load, with two exceptions: int4 that is
+rounded by calibration inputs, and nvfp4 if several matrices share a global scale. vLLM and
+transformers read these formats too. Knows matrices and words; no files."""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ def store(
 ) -> dict[str, Tensor]:
     """Returns the tensors that a checkpoint stores for a matrix, by the suffix of their names.
 
-    matrix: [out, in] in a float dtype. group: inputs that share an int4 scale. dtype: of integer
-    scales; None: the matrix's. moments: second moments of the inputs [in, in] for rounding int4
-    (`rounding.py`); None: round to nearest. most: the largest magnitude of the matrices that share
-    nvfp4's global scale; None: the matrix's own."""
+    matrix: [out, in] in a float dtype. group: inputs that share an int4 scale. dtype: dtype of the
+    scales of integers; None: the matrix's. moments: mean of x x^T over calibration inputs x, [in,
+    in], for rounding int4 (`rounding.py`); None: round to nearest. most: the largest magnitude of
+    the matrices that share nvfp4's global scale; None: the matrix's own."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
@@ -67,8 +68,9 @@ def store(
 
 
 def pack_int32(numbers: Tensor, bits: int) -> Tensor:
-    """Packs numbers [out, in] int8 of `bits` bits into [out, in * bits / 32] int32: the first in
-    the lowest bits, each plus half its range; the last word is padded with 0."""
+    """Packs numbers [out, in] int8 of `bits` bits into words [out, in * bits / 32] int32. Half of
+    the range is added to each number to make it unsigned. The first number is in a word's lowest
+    bits; the last word is padded with 0."""
     each = 32 // bits
     short = -numbers.shape[1] % each
     above = torch.nn.functional.pad(numbers.to(torch.int64) + 2 ** (bits - 1), (0, short))
@@ -80,8 +82,9 @@ def pack_int32(numbers: Tensor, bits: int) -> Tensor:
 def told_in_config(
     kind: MadeKind, group: int, ignored: Sequence[str], others: Mapping[str, MadeKind]
 ) -> dict[str, Any]:
-    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide.
-    others: matrices of another kind."""
+    """Returns config.json's `quantization_config`. group: inputs that share an int4 scale. ignored:
+    names of unquantized matrices. others: name of a matrix -> its kind, if it differs from `kind`.
+    """
     each = [([name], other) for name, other in others.items()] + [(["Linear"], kind)]
     return {
         "quant_method": "compressed-tensors",

@@ -1,2 +1,1 @@
-"""Weights: from a model folder or hub id to a loaded Decoder. Safetensors only: no pickle is ever
-opened."""
+"""Weights: loading of a model folder or hub id. Reads safetensors only and never opens a pickle."""

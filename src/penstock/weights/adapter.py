@@ -1,10 +1,11 @@
-"""Adapter: a LoRA adapter in peft's format, merged into a checkpoint's matrices as the model loads.
+"""Adapter: a LoRA adapter, merged into matrices at load. It is read in peft's format.
 
   W + scale * B A      scale: alpha / r, with rslora alpha / sqrt(r) arXiv:2106.09685, rslora:
                        arXiv:2312.03732
 
-Merged in float32, before any rounding or quantizing. A peft option that would change the numbers
-otherwise is refused by name. Knows names and matrices; no layers."""
+Merged in float32, before any rounding or quantizing. An adapter with a peft option that would give
+other numbers is refused, with an error that names the option. Knows names and matrices; no layers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight"
 _MERGED = (
     "merge it by peft (merge_and_unload, then save_pretrained), and give that folder as the model"
 )
-# Keys that are read here or don't affect the numbers. Any other key must be null, false or empty.
+# Keys of adapter_config.json that are read here or don't affect the numbers. Any other key must be
+# null, false or empty.
 _KNOWN = frozenset(
     {
         "peft_type",
@@ -53,7 +55,8 @@ _KNOWN = frozenset(
         "eva_config",
     }
 )
-# other initialisations change the base model's matrices too
+# Values of init_lora_weights that are accepted. Other initialisations change the base model's
+# matrices too.
 _SOUND_STARTS = (
     None,
     True,
@@ -109,9 +112,9 @@ class Adapter:
     def check(
         self, entries: Mapping[str, Entry], matrices: Container[str], quantized: str | None
     ) -> None:
-        """Raises CheckpointError if the adapter doesn't fit this checkpoint. matrices: names of
-        tensors that fill the model's weights. quantized: the checkpoint's quantization method;
-        None: wide."""
+        """Raises CheckpointError if the adapter doesn't fit this checkpoint. entries: the
+        checkpoint's tensors by name. matrices: names of tensors that fill the model's weights.
+        quantized: the checkpoint's quantization method; None: it is unquantized."""
         if quantized is not None:
             raise CheckpointError(
                 f"the adapter {self.folder} cannot be merged into numbers that are quantized"
@@ -132,9 +135,9 @@ class Adapter:
                 )
 
     def merged(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a checkpoint's tensor plus the adapter's product, in float32; a tensor without a
-        pair is returned unchanged. Raises CheckpointError if the tensor's own dtype can't hold the
-        sum."""
+        """Returns a checkpoint's tensor plus scale * B A of the adapter, in float32. A tensor that
+        the adapter doesn't change is returned as it is. Raises CheckpointError if the tensor's own
+        dtype can't hold the sum."""
         pair = self.pairs.get(name)
         if pair is None:
             return tensor

@@ -1,4 +1,5 @@
-"""Checkpoint: the safetensors of a folder, checked by their headers before any weight is read.
+"""Checkpoint: the safetensors files of a folder. Their headers are checked before any weight is
+read.
 
 Knows names, shapes, dtypes and files; not which parameter a tensor fills. The format:
 https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the tensors' bytes."""
@@ -26,7 +27,8 @@ from penstock.weights.find import NO_GGUF
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
-MOST_DIMS = 16  # dimensions of a tensor: the product of a million takes hours
+# dimensions of a tensor; a shape with a million of them would take hours to multiply
+MOST_DIMS = 16
 LONGEST_FILE = 255  # bytes of a file's name
 LONGEST_SHOWN = 200  # characters of a name repeated in an error
 ITEM_BYTES = {
@@ -44,12 +46,12 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of a shard, from its header, or a share of such a tensor.
+    """A tensor of a shard, as its header describes it, or a rank's share of such a tensor.
 
-    stored: the tensor's name in the file, if different. within: index of the part if the file's
-    tensor is a stack. start: offset of its first byte in the file. run, stride: bytes of each piece
-    of a share that is not contiguous, and bytes between the starts of two pieces; 0: contiguous.
-    turned: the matrix is stored transposed."""
+    stored: the tensor's name in the file, if different. within: index of this matrix if the file's
+    tensor stacks several. start: offset of its first byte in the file. run: bytes of each
+    contiguous piece of a share; stride: bytes between the starts of two pieces; both are 0 if the
+    whole share is contiguous. turned: True if the matrix is stored transposed."""
 
     name: str
     shard: Path
@@ -67,7 +69,7 @@ class Entry:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def narrow(self, dimension: int, first: int, length: int) -> Entry:
-        """Returns the share of a tensor that `Tensor.narrow` would give."""
+        """Returns the entry of a part of this tensor, with the arguments of `Tensor.narrow`."""
         inner = ITEM_BYTES[self.dtype] * math.prod(self.shape[dimension + 1 :])
         shape = (*self.shape[:dimension], length, *self.shape[dimension + 1 :])
         start = self.start + first * inner
@@ -78,8 +80,8 @@ class Entry:
         )
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (file offset, length) of the pieces that hold bytes `at` to at + count of the
-        entry."""
+        """Yields (offset in the file, length in bytes) of each piece that holds bytes `at` to at +
+        count of the tensor."""
         if not self.run:
             yield self.start + at, count
             return
@@ -90,7 +92,7 @@ class Entry:
             at, count = at + some, count - some
 
     def of_bytes(self, read: Tensor) -> Tensor:
-        """Returns the tensor that contiguous bytes hold."""
+        """Returns this entry's tensor as a view of its bytes. read: uint8, contiguous."""
         return read.view(self.shape[::-1]).T if self.turned else read.view(self.shape)
 
 
@@ -116,8 +118,9 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, Entry]:
-    """Returns the language model's tensors, under the names of a text-only checkpoint. part: the
-    text part of a multimodal checkpoint; None: the checkpoint is text-only."""
+    """Returns the entries of the language model's tensors, under the names of a text-only
+    checkpoint. part: the text part of a multimodal checkpoint; None: the checkpoint is text-only.
+    """
     if part is None:
         return entries
     ours = {name: part.ours(name) for name in entries}
@@ -129,8 +132,8 @@ def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, En
 
 
 def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> dict[str, Entry]:
-    """Returns the tensors under our names (see ModelConfig.renames). Raises CheckpointError if
-    two tensors get one name."""
+    """Returns the entries under the names that the model uses. renames: pairs of (part of a
+    checkpoint's name, its replacement). Raises CheckpointError if two tensors get one name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
         own = our_name(name, renames)
@@ -142,7 +145,7 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     return found
 
 
-# matrices that a stacked expert tensor holds, one above the other
+# name of a stacked expert tensor -> the matrices it holds for each expert, one above the other
 _STACKED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "up_proj": ("up_proj",),
@@ -151,7 +154,7 @@ _STACKED = {
 
 
 def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
-    """Returns the tensors, with stacked experts split into each expert's matrices.
+    """Returns the entries, with stacked experts split into each expert's matrices.
 
     A checkpoint may stack experts as [experts, out, in] in a layer's `.experts.gate_up_proj` and
     `.experts.down_proj`. They are split if each expert's matrix is in `wanted` (name -> shape). If
@@ -212,7 +215,8 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
 
 
 def _shards(folder: Path) -> dict[Path, set[str]]:
-    """Returns shard -> names of its tensors by the index (empty without an index)."""
+    """Returns the shards of a folder, each with the names of its tensors that the index file gives.
+    A folder with a single shard has no index; the set of names is empty then."""
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: set()}
     if (folder / INDEX).is_file():
@@ -231,7 +235,7 @@ def _indexed(folder: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
     shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        # the OS refuses to look up a longer name
+        # a longer name is refused here, since the OS raises an error on looking it up
         long = len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE
         if Path(file).name != file or not file.endswith(".safetensors") or long:
             raise CheckpointError(

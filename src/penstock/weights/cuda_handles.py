@@ -1,8 +1,8 @@
-"""CUDA IPC handles of memory that another process may open: 64 raw bytes, by calls of the CUDA
-driver.
+"""CUDA IPC handles of device memory for another process. A handle is 64 raw bytes; calls of the
+CUDA driver make and open it.
 
-A handle is of a whole allocation, which may hold many of torch's tensors. Knows pointers; no tensor
-names."""
+A handle stands for a whole allocation, which may hold many of torch's tensors. Knows pointers; no
+tensor names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Stretch:
-    """Device memory at a pointer, in the form that torch.as_tensor takes."""
+    """Device memory at a pointer, with the CUDA array interface that torch.as_tensor reads."""
 
     def __init__(self, pointer: int, count: int) -> None:
         self.__cuda_array_interface__ = {
@@ -46,8 +46,8 @@ def handle_of(pointer: int) -> tuple[bytes, int, int]:
 
 
 def open_handle(raw: bytes, count: int) -> Tensor:
-    """Returns the first `count` bytes of another process's allocation, uint8, to be closed by
-    `close_handle`. Raises CheckpointError."""
+    """Opens another process's allocation; returns its first `count` bytes as uint8. raw: the
+    handle. Close it by `close_handle`. Raises CheckpointError if the driver can't open it."""
     if len(raw) != HANDLE_BYTES:
         raise CheckpointError(
             f"a CUDA handle has {HANDLE_BYTES} bytes, and this has {len(raw)}", param="shared"
@@ -65,7 +65,7 @@ def open_handle(raw: bytes, count: int) -> Tensor:
 
 
 def close_handle(memory: Tensor) -> None:
-    """Closes memory from `open_handle`; call it when all its readers are done."""
+    """Closes memory from `open_handle`. Call it when no kernel reads the memory any more."""
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(memory.data_ptr()))
 
 

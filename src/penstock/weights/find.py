@@ -1,5 +1,4 @@
-"""find_model: a folder or a hub id -> a folder on this machine. Looks at file names;
-reads no file."""
+"""find_model: the local folder of a model or hub id. Looks at file names and reads no file."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from pathlib import Path
 
 from penstock.errors import CapacityError, CheckpointError, UsageError
 
-# Weights, configs, tokenizers and chat templates; no code, no pickle, no subfolders.
+# File patterns downloaded from the hub: weights, configs, tokenizers and chat templates; no code,
+# no pickle, no subfolders.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
@@ -29,8 +29,8 @@ NO_GGUF = (
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
-    """Returns the folder of `model`: itself if it is one, else a snapshot of that hub id
-    (downloaded or cached).
+    """Returns the folder of `model`: the path itself if it is a folder, else a snapshot of the hub
+    id, downloaded or cached.
 
     revision: the hub's branch, tag or commit. Raises UsageError for a revision of a folder,
     CheckpointError if nothing is found."""
@@ -62,8 +62,8 @@ def find_model(model: str, revision: str | None = None) -> Path:
 
 
 def adapter_folder(lora: str) -> Path:
-    """Returns the folder of an adapter: itself if it is one, else a snapshot of that hub id. Raises
-    CheckpointError."""
+    """Returns the folder of an adapter: `lora` itself if it is a folder, else a snapshot of the hub
+    id. Raises CheckpointError if neither is found."""
     path = os.path.expanduser(lora)
     if os.path.isdir(path):
         return Path(path)
@@ -75,8 +75,8 @@ def adapter_folder(lora: str) -> Path:
 
 
 def _model_in(folder: Path, model: str) -> Path:
-    """Returns the folder. Raises CheckpointError if it holds an adapter, GGUF or another thing that
-    is no model."""
+    """Returns `folder` if it holds a model. Raises CheckpointError if it holds an adapter, GGUF
+    files or anything else. model: the name that the user gave, for the error."""
     if (folder / "adapter_config.json").exists() and not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
             f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and no model"
@@ -89,8 +89,8 @@ def _model_in(folder: Path, model: str) -> Path:
 
 
 def _download(model: str, revision: str | None) -> Path:
-    """Downloads a snapshot from the hub. Imported late: the hub's client costs a quarter of a
-    second."""
+    """Downloads a snapshot from the hub and returns its folder. Imports the hub's client inside,
+    since the import takes a quarter of a second."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -141,8 +141,8 @@ def _hub() -> str:
 
 
 def _unreached(at: str) -> str:
-    """Returns the reason why an uncached model cannot be fetched, and the remedy, for an error
-    message."""
+    """Returns an error message's explanation of why a model that isn't cached can't be downloaded,
+    and the remedy. at: the model and revision, as the error names them."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

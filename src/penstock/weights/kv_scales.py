@@ -1,13 +1,12 @@
-"""KV cache settings of a checkpoint: whether it asks for an eight-bit cache, and its scales, if
-any.
+"""KV cache settings of a checkpoint: its dtype and scales.
 
   config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...},
                 compressed-tensors' form
   safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or (ModelOpt)
                 NAME.k_proj.k_scale, NAME.v_proj.v_scale: [1] or [kv_heads], stored = x / scale
 
-Knows a folder and names of attentions; the code that opens the model decides what to do with them.
-"""
+Knows a folder and the names of attention layers. The code that opens the model decides whether the
+cache has eight bits."""
 
 from __future__ import annotations
 
@@ -51,11 +50,12 @@ def read_kv_scales(
     layout: Layout = ALONE,
     config: ModelConfig | None = None,
 ) -> list[Tensor | None]:
-    """Returns the scales of each attention, [2, kv_heads] float32; None for one without.
+    """Returns the scales of K and V of each attention layer, [2, kv_heads] float32, or None for a
+    layer without scales.
 
-    names: the model's names of attentions. kv_heads: this rank's KV heads of each. config: given if
-    the checkpoint may use other names; None: it uses the model's. Raises CheckpointError for scales
-    that are not positive numbers, or of another number of heads."""
+    names: the attention layers' names in the model. kv_heads: number of KV heads of each layer on
+    this rank. config: maps the checkpoint's names to the model's; None: they are the same. Raises
+    CheckpointError for scales that are not positive numbers, or of another number of heads."""
     entries = read_entries(folder)
     if config is not None:
         entries = renamed(of_text(entries, config.text_part), config.renames)
@@ -93,7 +93,8 @@ def _checked(entry: Entry, tensor: Tensor) -> Tensor:
 
 
 def _own(name: str, scale: Tensor, kv_heads: int, layout: Layout) -> Tensor:
-    """Returns this rank's heads of a scale [1] or [all KV heads]."""
+    """Returns the scales of this rank's KV heads, [kv_heads]. scale: [1], or [KV heads of all
+    ranks]."""
     if scale.numel() == 1:
         return scale.expand(kv_heads)
     shares, share = layout.share(scale.numel(), name, repeats=True)

@@ -1,4 +1,5 @@
-"""load_model: a folder -> a Decoder, loaded and prepared for its kernels, or an error."""
+"""load_model: makes a Decoder from a model folder. Its weights are loaded and prepared for their
+kernels."""
 
 from __future__ import annotations
 
@@ -48,15 +49,16 @@ def load_model(
     lora: str | None = None,
     in_host: Callable[[Decoder], bool] = lambda shape: False,
 ) -> Decoder:
-    """Reads config.json (unless `config` is given) and the weights; load_format `dummy` draws them
-    from `seed` and reads none.
+    """Returns the model of a folder. Reads config.json, unless `config` is given, and the weights.
+    With load_format `dummy` it draws random weights from `seed` instead.
 
     positions: length of the rotary table; None: the config's context. room: bytes that the model
     may take on the device; None: unlimited. finite: True refuses weights that are not finite.
-    shared: another process's weights, in place of the folder's. lora: an adapter to merge into the
-    folder's weights. in_host: model on torch's meta device -> True if its per-layer embeddings go
-    to host memory. Raises CheckpointError for a faulty checkpoint and CapacityError if the model
-    doesn't fit the device: both before memory is taken, as far as can be known."""
+    shared: weights in another process's memory, used in place of the folder's. lora: folder or hub
+    id of an adapter to merge into the weights. in_host: function of the model on torch's meta
+    device that returns True if the per-layer embeddings go to host memory. Raises CheckpointError
+    for a faulty checkpoint and CapacityError if the model doesn't fit the device. Both are raised
+    before memory is allocated, if the headers suffice to find the fault."""
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
@@ -104,7 +106,8 @@ def find_adapter(
     lora: str, shape: Decoder, entries: dict[str, Entry], load_format: LoadFormat, *, told: bool
 ) -> Adapter:
     """Reads an adapter and checks that it fits a model (which may be on torch's meta device) and
-    its checkpoint. Raises CheckpointError, UsageError."""
+    its checkpoint. shape: that model. told: True prints notices to stderr. Raises CheckpointError
+    or UsageError."""
     if load_format == "dummy":
         raise UsageError(
             "an adapter is merged into a checkpoint's weights, not into dummy ones", param="lora"
@@ -131,7 +134,8 @@ def left_out(part: TextOfWhole) -> str:
 
 
 def wide_rows(dtype: torch.dtype) -> str:
-    """Returns the notice for a checkpoint that asks for four-bit activations."""
+    """Returns the notice for a checkpoint whose config asks for four-bit activations; they stay in
+    `dtype`."""
     return (
         "its weights are served in four bits, its activations stay in"
         f" {str(dtype).removeprefix('torch.')}: their scales (input_global_scale, input_scale),"

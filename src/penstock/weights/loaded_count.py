@@ -1,5 +1,5 @@
-"""LoadedCount: progress of loading weights: a live line on a terminal, else a log line now and
-then, which `penstock serve` shows. Knows counts."""
+"""LoadedCount: progress of loading weights. On a terminal it is one line that is rewritten;
+elsewhere it is a log line now and then, which `penstock serve` shows. Knows counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadedCount:
-    """Counts loaded tensors up to `total`."""
+    """Counts loaded tensors up to `total` and shows the progress."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._line = total, 0, StatusLine()
@@ -31,7 +31,7 @@ class LoadedCount:
             log.info("weights %s of %s", f"{self._done:,}", f"{self._total:,}")
 
     def end(self) -> None:
-        """Removes the live line and logs how long loading took."""
+        """Removes the progress line and logs how long loading took."""
         self._line.clear()
         took = duration(time.monotonic() - self._begin)
         log.info("weights %s of %s, in %s", f"{self._done:,}", f"{self._total:,}", took)

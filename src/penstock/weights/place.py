@@ -1,4 +1,4 @@
-"""Place: which checkpoint tensor goes where in a model's weights, and the loop that fills them.
+"""Place: copies checkpoint tensors into a model's weights.
 
 Names, shapes and dtypes are checked before memory is taken for the first weight. Loading needs
 little memory beyond the model: for a CPU, shards are mapped and each tensor is converted into its
@@ -35,20 +35,20 @@ from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
-# Names that are skipped: rope frequencies of early Llama checkpoints, which the config gives, and
-# scales for an eight-bit KV cache.
+# Endings of tensor names that are skipped: rope frequencies of early Llama checkpoints, which the
+# config gives, and scales for an eight-bit KV cache.
 UNREAD = (".rotary_emb.inv_freq", *(f".self_attn{each}" for each in SUFFIXES), *OF_PRODUCTS)
 
 
 def find_weights(
     model: Decoder, folder: Path, opened: OpenedWeights | None = None, *, told: bool = False
 ) -> dict[str, Entry]:
-    """Returns the tensors of `folder`'s safetensors, by their headers, or of another process
-    (`opened`).
+    """Returns the entries of the tensors that `model` needs, by name: from the headers of
+    `folder`'s safetensors, or from another process's weights (`opened`).
 
-    Raises CheckpointError if their names, shapes or dtypes aren't those of `model`, which may be on
-    torch's meta device; no memory is taken before that. told: True prints to stderr that layers for
-    multi-token prediction are left out."""
+    Raises CheckpointError if names, shapes or dtypes aren't those of `model`, which may be on
+    torch's meta device: so a wrong checkpoint is found before memory is allocated. told: True
+    prints to stderr that layers for multi-token prediction are left out."""
     found = of_text(
         read_entries(folder) if opened is None else opened.entries, model.config.text_part
     )
@@ -79,11 +79,11 @@ def load_weights(
     adapter: Adapter | None = None,
     told: bool = False,
 ) -> None:
-    """Fills every weight of `model` from the entries of `find_weights`, with the same `opened`, and
-    an adapter that fits the model.
+    """Fills every weight of `model`. entries, opened: result and argument of `find_weights`.
+    adapter: merged into the weights; it was checked to fit the model.
 
-    told: True shows progress. finite: True refuses every number that is not finite; scales, norms
-    and biases always must be. Raises CheckpointError for these, and for a number that doesn't fit
+    told: True shows progress. finite: True checks that all numbers are finite; scales, norms and
+    biases are always checked. Raises CheckpointError for a number that is not finite or doesn't fit
     the dtype."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
@@ -94,7 +94,7 @@ def load_weights(
     read: Read = read_tensors if opened is None else opened.read
     count, hosted = LoadedCount(len(wanted)) if told else None, list[Entry]()
     if opened is None and model.device.type == "cuda":
-        # tensors for host memory are not streamed to the GPU
+        # tensors that stay in host memory are not streamed to the GPU
         hosted = [entry for entry in wanted if places[entry.name][0].in_host]
         # Each rank reads only its share.
         wanted = [
@@ -126,7 +126,7 @@ def load_weights(
 
 
 def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
-    """Returns the part of a tensor that this rank reads."""
+    """Returns the entry of the part of a tensor that this rank reads."""
     if (
         part.cut is None
         or part.shares == 1
@@ -140,8 +140,8 @@ def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
 
 @torch.inference_mode()
 def dummy_weights(model: Decoder, seed: int) -> None:
-    """Draws every weight from U(-1e-3, 1e-3), or from its scheme's range: the same for the same
-    seed, config, dtype and kind of device."""
+    """Fills every weight with random numbers from -1e-3 to 1e-3, or from the range of its scheme.
+    The numbers depend only on the seed, the config, the dtype and the kind of device."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
         weight.draw(generator, model.dtype)
@@ -183,7 +183,7 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
             f"{entry.shard}: tensor {entry.name!r} is {entry.dtype}, and {which} "
             f"({', '.join(sorted(weight.stored))}): take the model's unquantized checkpoint"
         )
-    if (entry.shape or (1,)) != part.shape:  # a single number may have no dimension
+    if (entry.shape or (1,)) != part.shape:  # a single number may be stored with no dimension
         raise CheckpointError(
             f"{entry.shard}: tensor {entry.name!r} has shape {list(entry.shape)}, config.json asks"
             f" for {list(part.shape)}: config.json and weights must be of one model"
@@ -191,8 +191,8 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
 
 
 def _check_small(model: Decoder, entries: dict[str, Entry]) -> None:
-    """Raises CheckpointError for scales, norms and biases that are not finite: one such number
-    spoils every output. Waits for the GPU once."""
+    """Raises CheckpointError if a scale, norm or bias is not finite, since one such number makes
+    every output NaN. Waits for the GPU once."""
     small = [
         weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)
     ]
@@ -214,8 +214,8 @@ def _not_finite(entry: Entry) -> CheckpointError:
 
 
 def _check_same(entry: Entry, weight: Weight, read: Read) -> None:
-    """Raises CheckpointError if a tied checkpoint's second copy of the head differs from the
-    embedding."""
+    """Raises CheckpointError if a checkpoint with a tied head also stores the head and it differs
+    from the embedding. entry: the stored head. weight: the loaded embedding."""
     for _, head in read([entry]):
         own = weight.parts[0].local(head)
         if not torch.equal(own.to(weight.value.device, weight.dtype), weight.value):

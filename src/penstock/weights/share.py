@@ -1,4 +1,4 @@
-"""share_weights: a trainer's tensors, for an engine in another process to read.
+"""share_weights: lets another process's engine read a trainer's tensors.
 
   with share_weights(model.state_dict()) as shared:
       httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version":
@@ -32,8 +32,9 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @contextmanager
 def share_weights(tensors: Mapping[str, Tensor]) -> Iterator[SharedWeights]:
-    """Yields a description of tensors, by their checkpoint names, for an engine. The tensors must
-    not change meanwhile. Raises CapacityError if /dev/shm has no room."""
+    """Context manager that shares tensors, given by their checkpoint names; yields a description of
+    them for an engine. The tensors must not change inside the `with`. Raises CapacityError if
+    /dev/shm has no room."""
     memories: list[SharedStretch] = []
     told: list[SharedTensor] = []
     with ExitStack() as held:
@@ -65,7 +66,7 @@ def _copied(
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     held.callback(file.unlink)
     try:
-        # without this a full /dev/shm is a SIGBUS at the write
+        # reserves the memory: else writing to a full /dev/shm kills the process by SIGBUS
         os.posix_fallocate(descriptor, 0, max(end, 1))
         with mmap.mmap(descriptor, max(end, 1)) as lies:
             for name, tensor in tensors.items():
@@ -87,7 +88,7 @@ def _copied(
 def _lying(
     name: str, tensor: Tensor, memories: list[SharedStretch], known: dict[bytes, int]
 ) -> SharedTensor:
-    torch.cuda.synchronize(tensor.device)  # kernels that wrote the tensor are done
+    torch.cuda.synchronize(tensor.device)  # waits for the kernels that write the tensor
     handle, offset, count = handle_of(tensor.data_ptr())
     if handle not in known:
         known[handle] = len(memories)

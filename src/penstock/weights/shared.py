@@ -1,8 +1,7 @@
-"""Weights of another process: their description is checked, and their tensors are read like a
-checkpoint's.
+"""Weights in another process's memory, read like a checkpoint. Their description is checked first.
 
-CPU memory is a file of /dev/shm, read by ordinary reads, so that a truncated one is an error and no
-SIGBUS. Knows memories and entries; not which parameter a tensor fills."""
+CPU memory is a file of /dev/shm. It is read, not mapped, so that a truncated file gives an error
+and no SIGBUS. Knows shared memories and entries; not which parameter a tensor fills."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ _NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 
 class OpenedWeights:
-    """A context manager over shared weights; leaving it closes the memories. Raises CheckpointError
-    for a faulty description, or for memory that no longer exists."""
+    """A context manager that opens shared weights and closes their memories at the end. Raises
+    CheckpointError for a faulty description, or for memory that no longer exists."""
 
     def __init__(self, shared: SharedWeights, device: torch.device) -> None:
         self._shared, self._device = shared, device
@@ -55,12 +54,12 @@ class OpenedWeights:
         at: TracebackType | None,
     ) -> None:
         if self._on_gpu:
-            torch.cuda.synchronize(self._device)  # kernels that read them are done
+            torch.cuda.synchronize(self._device)  # waits for the kernels that read the memories
         self._close()
 
     def read(self, entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
-        """Yields each entry with its tensor: GPU memory in place, other memory streamed to the
-        device."""
+        """Yields each entry with its tensor. Tensors in GPU memory are views of it; others are
+        copied to the device."""
         yield from stream_tensors(
             [entry for entry in entries if entry.shard not in self._on_gpu], self._device
         )
@@ -70,7 +69,8 @@ class OpenedWeights:
                 yield entry, lies.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
 
     def _open(self, number: int, memory: SharedStretch) -> Path:
-        """Opens a memory and returns the path that stands for it: its file, or an invented name."""
+        """Opens a shared memory; returns the path by which entries name it: its file, or an
+        invented path for GPU memory. number: index of the memory in the description."""
         if memory.kind == "shm":
             return _file_of(memory)
         if self._device.type != "cuda":

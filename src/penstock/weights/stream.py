@@ -1,13 +1,14 @@
-"""Stream: a checkpoint's tensors onto a GPU. Threads read pieces of the files into a few pinned
-buffers; each piece is copied to the device while the next is read. Tensors come in file order.
+"""Stream: reads a checkpoint's tensors onto a GPU. Threads read pieces of the files into a few
+pinned buffers; each piece is copied to the device while the next is read. Tensors come in file
+order.
 
   files --pread--> pinned, 2 a thread --copy, the thread's stream--> a tensor on the device -->
   Weight.fill
 
-One thread that copies mapped pages, as the CPU does (`checkpoint.read_tensors`), reaches some 8
-GB/s; pinning memory for whole tensors would cost as much again. Beyond the model the device holds
-AHEAD bytes of tensors under way, or one tensor and the next. Knows entries and bytes; not which
-weight they fill."""
+One thread that copies mapped pages, as loading for a CPU does (`checkpoint.read_tensors`), reaches
+about 8 GB/s. Pinning host memory for whole tensors would take as long as copying them. Besides the
+model, the device holds up to AHEAD bytes of tensors that are being read, but at least two tensors.
+Knows entries and bytes; not which weight they fill."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple
                 yield _arrived(reader, *under_way.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
-            reader.meet()  # copies must end before the tensors' memory is reused
+            reader.meet()  # waits for copies before the tensors' memory is reused
 
 
 def _arrived(
@@ -75,7 +76,8 @@ def _arrived(
 
 
 class _Reader:
-    """Reads pieces in any thread; each thread has two buffers, and on CUDA a stream."""
+    """Reads pieces of files onto the device. Any thread may call `read`; each thread has two pinned
+    buffers, and on CUDA its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._own = device, threading.local()
@@ -83,14 +85,14 @@ class _Reader:
         self._allocated: torch.cuda.Event | None = None
 
     def mark(self) -> None:
-        """Records an event on the current stream: earlier readers of the memory that was just
-        allocated are done at this point."""
+        """Records an event on the current stream, after the work that may still read the memory
+        that was just allocated. Copies into that memory wait for the event."""
         if self._device.type == "cuda":
             self._allocated = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._allocated.record()
 
     def meet(self) -> None:
-        """Makes the current stream wait for every copy under way."""
+        """Makes the current stream wait for all copies that have begun."""
         for stream in list(self._streams):
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
@@ -105,7 +107,7 @@ class _Reader:
             done.synchronize()
         piece = buffer[: min(PIECE, entry.bytes - at)]
         _read_into(piece, entry, at)
-        # a stream of None changes nothing
+        # on the CPU own.stream is None, which torch.cuda.stream accepts and ignores
         with torch.inference_mode(), torch.cuda.stream(own.stream):
             if own.stream is not None:
                 own.stream.wait_event(self._allocated)
@@ -126,7 +128,8 @@ class _Reader:
 
 
 def _read_into(piece: Tensor, entry: Entry, at: int) -> None:
-    """Fills a buffer from the file; preadv releases the GIL."""
+    """Fills a buffer with the entry's bytes from byte `at` on. preadv releases the GIL, so threads
+    read in parallel."""
     view = memoryview(piece.numpy())  # type: ignore[arg-type]
     try:
         with entry.shard.open("rb", buffering=0) as file:

@@ -1,8 +1,9 @@
-"""write_quantized: a folder with wide weights -> one with quantized weights that any engine with
-compressed-tensors reads.
+"""write_quantized: writes a quantized copy of a model folder. Any engine that supports
+compressed-tensors can read it.
 
-Works shard by shard and holds little more than one in memory. Finished shards are not made again.
-Knows folders and names; `quant/write_compressed.py` knows how a matrix is stored."""
+Works shard by shard and holds little more than one shard in memory. A shard that exists already is
+not written again. Knows folders and names; `quant/write_compressed.py` knows how a matrix is
+stored."""
 
 from __future__ import annotations
 
@@ -47,17 +48,18 @@ def write_quantized(
     fp8_head: bool = False,
     rounded: Path | None = None,
 ) -> None:
-    """Writes `out`, a whole model folder. Shards already there are kept: they must be of this
-    folder and kind.
+    """Writes the model of `folder`, quantized as `kind`, to the new model folder `out`. Shards that
+    exist in `out` are kept; they must come from the same folder and kind.
 
-    tell: receives a line for each shard. keep_wide: name patterns (`*.down_proj`) of matrices that
-    stay wide; matrices that are multiplied together (q, k and v; gate and up) stay wide together.
-    adapter: merged in first. fp8_head: with kind fp8, quantize the head too; a tied head is written
-    beside the embedding, which stays wide. rounded: a folder of finished matrices, each as it is to
-    be stored, in `NAME.safetensors`.
-    Raises CheckpointError for weights that are quantized already or faulty, UsageError for shapes
-    that the kind doesn't fit and a pattern that matches nothing, CapacityError if the disk is full.
-    """
+    tell: is called with a line of text for each shard. keep_wide: name patterns (`*.down_proj`) of
+    matrices that are not quantized; matrices that are multiplied together (q, k and v; gate and up)
+    are then all left unquantized. adapter: LoRA adapter merged in before quantizing. fp8_head: with
+    kind fp8, also quantize the head; a tied head is written as a tensor of its own, and the
+    embedding is not quantized. rounded: folder with matrices that are already quantized, one file
+    `NAME.safetensors` each, which are written as they are.
+
+    Raises CheckpointError if weights are faulty or already quantized, UsageError for shapes that
+    don't fit the kind and for a pattern without a match, CapacityError if the disk is full."""
     config = read_model_config(folder)
     kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
     untied = config.tie_word_embeddings and HEAD in kinds
@@ -83,7 +85,7 @@ def write_quantized(
     raw = json.loads((folder / "config.json").read_text()) | (
         {"tie_word_embeddings": False} if untied else {}
     )
-    # vLLM's head is no `Linear`, so it needs its own group
+    # vLLM's head is no `Linear`, so it needs its own config group
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}
     if config.tie_word_embeddings and not untied:
         if head := made_kind(kind, HEAD):
@@ -109,8 +111,8 @@ def write_quantized(
 def kinds_written(
     folder: Path, kind: MadeKind, keep_wide: Sequence[str] = (), fp8_head: bool = False
 ) -> tuple[dict[str, MadeKind], int]:
-    """Returns name -> kind for the matrices that `write_quantized` quantizes, and how many inputs
-    share an int4 scale (0: none do). Raises the same errors."""
+    """Returns the name and kind of each matrix that `write_quantized` quantizes, and the number of
+    inputs that share an int4 scale (0: no int4). Raises the errors of `write_quantized`."""
     config = read_model_config(folder)
     if config.quantization is not None:
         raise CheckpointError(
@@ -129,8 +131,8 @@ def kinds_written(
 
 
 def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decoder:
-    """Returns the model, on torch's meta device, that `write_quantized` writes if nothing is kept
-    wide."""
+    """Returns the model that `write_quantized` writes if keep_wide is empty, on torch's meta
+    device."""
     tied = config.tie_word_embeddings and not fp8_head
     schemes = choose_schemes(kind, fp8_head=fp8_head)
     return build_model(
@@ -142,7 +144,8 @@ def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decode
 
 
 def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
-    """Yields the checkpoint tensors that become quantized matrices."""
+    """Yields the Part of each checkpoint tensor that becomes a quantized matrix. keep_wide: see
+    `write_quantized`."""
     unused = set(keep_wide)
     for weight in model.weights():
         if isinstance(weight, MadeWeight):
@@ -208,8 +211,9 @@ def _stored(
     rounded: Path | None = None,
     largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of a new shard by name. untied: the embedding's numbers are the head's
-    too. largest: name -> largest magnitude of the matrices that share nvfp4's global scale."""
+    """Yields the name and tensor of each entry of a new shard. untied: True also writes the
+    embedding's numbers, quantized, as the head. largest: name of a matrix -> largest magnitude of
+    the matrices that share its nvfp4 global scale."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -217,7 +221,7 @@ def _stored(
             stored = store(merged, kinds[HEAD], group, tensor.dtype)
             yield from ((f"{HEAD}.{suffix}", new) for suffix, new in stored.items())
         elif untied and name == HEAD:
-            continue  # the head's second copy is skipped
+            continue  # the stored copy of a tied head is skipped
         if name in kinds:
             made = None if rounded is None else rounded / f"{name}.safetensors"
             if made and made.exists():
@@ -238,7 +242,8 @@ def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
             draft,
             metadata={"format": "pt"},
         )
-        draft.chmod(0o644)  # save_file makes it private; others must be able to read an artifact
+        # save_file makes it private; other users must be able to read the folder
+        draft.chmod(0o644)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)

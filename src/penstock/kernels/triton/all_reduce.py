@@ -1,26 +1,29 @@
-"""Sums and gathers over the ranks of one model, by GPUs that write into each other's memory: one
-launch, no library.
+"""Sums and gathers over the ranks of a model. The ranks' GPUs write into each other's memory: it
+takes one launch and no library.
+
+Two ways to sum x:
 
   one shot    a rank writes x into every other's memory; each rank adds up what it received
   two shots   a rank writes the r-th part of x to rank r alone, which adds up that part and writes
               the sum to all
 
-A sum adds all ranks' numbers in rank order, in float32, and rounds once: the same bits on every
-rank, in both forms and whatever else is in x.
+A sum adds all ranks' numbers in rank order, in float32, and rounds once. So its bits are the same
+on every rank and in both ways, and don't depend on other numbers in x.
 
-Data is its own flag. A receive buffer holds EMPTY (all bits set), which no sender writes; a reader
-waits until a word differs, and puts EMPTY back after reading. So there are no flags and no fences,
-and a call costs one transfer, or two. As a float EMPTY is a NaN (two of them in 16 bits), so
-senders replace that NaN by another; gathered words are sent in 64 bits. There are two buffers,
-since a rank may be one call ahead of a reader. It is never two ahead: a call's sums need a word
-from every rank, which a rank sends after its previous call has ended. A counter in device memory
-chooses the buffer, so calls may be captured and replayed in any mix.
+Readers recognise received data without flags. A receive buffer holds EMPTY (all bits set), which no
+sender writes. A reader waits until a word differs from EMPTY, reads it, and writes EMPTY again. So
+no flags and memory fences are needed, and a call takes one transfer, or two in two shots. As a
+float EMPTY is a NaN (two NaNs in 16 bits), which senders replace with another NaN. Gathers send
+32-bit words in 64 bits. There are two buffers, since a rank may be one call ahead of a reader. It
+is never two calls ahead: a call needs words from every rank, and a rank sends them after its
+previous call has ended. A counter in device memory chooses the buffer, so calls may be captured in
+graphs and replayed in any order.
 
-Waits end: after `most` looks a rank records the missing rank in a word that the host reads too,
-continues with the data it has, and never waits again. Knows addresses, numbers, ranks; no layers,
-and not how ranks met. Sources: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's
-custom collectives; data as its own flag, as in NCCL's low-latency protocol and TensorRT-LLM's
-Lamport kernels."""
+Waits are limited. After `most` reads of a word a rank records the missing rank in a word that the
+host reads too, continues with the data it has, and never waits again. Knows addresses, numbers and
+ranks; no layers, and not how ranks are connected. Sources: one-shot and two-shot all-reduce, as in
+TensorRT-LLM's and PyTorch's custom collectives; data as its own flag, as in NCCL's low-latency
+protocol and TensorRT-LLM's Lamport kernels."""
 
 from __future__ import annotations
 
@@ -39,17 +42,18 @@ from penstock.kernels.triton.all_reduce_kernels import (
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl
 
-# Fewer than the multiprocessors of a large chip: waiting requires that all programs of a call run
-# at once.
+# The most programs of a call. They must all run at the same time, since they wait; a large GPU has
+# more multiprocessors than this.
 MOST_PROGRAMS = 128
-# Bytes of a rank's memory that a call may use: enough for 8 MB in two shots. 16 MB are faster as
-# two calls than as one (four H100s: 91 us, not 99), since received data is written once more.
+# Bytes of each of a rank's two buffers, enough to sum 8 MB in two shots. 16 MB are faster in two
+# calls (91 us on four H100s) than in one (99 us).
 ROOM = (16 << 20) + (1 << 16)
-# ranks -> the most bytes for which one shot is faster; others: MORE_RANKS_BYTES
-# (docs/design/ranks.md)
+# number of ranks -> the most bytes for which one shot is faster (docs/design/ranks.md); for other
+# numbers of ranks it is MORE_RANKS_BYTES
 ONE_SHOT_BYTES = {2: 1 << 19, 4: 1 << 17}
 MORE_RANKS_BYTES = 1 << 16
-# (the most bytes, words that a program takes at once (two shots: a block per rank), warps)
+# (up to so many bytes, words that a program processes at once, warps); in two shots the words
+# are those of a block, and a program processes a block for each rank
 ONE_SHOT_CUTS = ((1 << 17, 256, 4), (1 << 62, 1024, 8))
 TWO_SHOT_CUTS = ((3 << 19, 1024, 4), (3 << 20, 2048, 4), (1 << 62, 4096, 8))
 GATHER_CUT = (256, 4)
@@ -57,12 +61,12 @@ GATHER_CUT = (256, 4)
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The memory shared by ranks, as one rank sees it.
+    """The receive buffers of all ranks, as one rank sees them.
 
-    addresses: [ranks] int64, each rank's memory: 2 * `room` bytes, EMPTY at first. state: [STATE]
-    int64, this rank's own: calls so far, programs that have left the call, 1 + the rank whose wait
-    timed out (0: none), the most looks, and the address of an int64 in pinned memory for the same
-    rank."""
+    addresses: [ranks] int64, address of each rank's memory: 2 * `room` bytes, which hold EMPTY at
+    first. state: [STATE] int64, this rank's own: number of calls so far, programs of the current
+    call that have ended, 1 + the rank for which a wait timed out (0: none), the most reads of a
+    word, and the address of an int64 in pinned memory that gets a copy of the third number."""
 
     addresses: Tensor
     state: Tensor
@@ -74,7 +78,7 @@ class RankMemory:
         return self.addresses.shape[0]
 
     def wait_at_most(self, looks: int) -> None:
-        """Sets how often a program looks for a word before it records the missing rank."""
+        """Sets how often a program reads a word before it records the missing rank."""
         self.state[MOST.value] = looks
 
 
@@ -92,11 +96,12 @@ def all_reduce(
     """Returns the sum of every rank's x, a new tensor. x: any shape, float32 or 16 bits, the same
     shape on every rank.
 
-    Larger x go in pieces. one_shot: the form. cut: words of a block, and warps. None: chosen by x's
-    bytes."""
+    An x larger than the buffers is summed in several calls. one_shot: True: one shot, False: two
+    shots. cut: words of a block, and warps. None: both are chosen by the size of x."""
     flat = x.reshape(-1)
     count, odd = flat.shape[0], flat.shape[0] % (4 // flat.element_size())
-    if odd or flat.data_ptr() % 16:  # kernels take words of two numbers, 16 bytes at a time
+    # copied to a padded tensor, since kernels read words of two 16-bit numbers, 16 bytes at a time
+    if odd or flat.data_ptr() % 16:
         flat = torch.nn.functional.pad(flat, (0, odd))
     out = torch.empty_like(flat)
     words, sums = flat.view(torch.int32), out.view(torch.int32)
@@ -104,8 +109,8 @@ def all_reduce(
         one_shot = flat.nbytes <= ONE_SHOT_BYTES.get(memory.ranks, MORE_RANKS_BYTES)
     kernel, shares = (one_shot_kernel, 1) if one_shot else (two_shots_kernel, memory.ranks)
     block, warps = cut or _cut(flat.nbytes, one_shot, next_power_of_2(shares))
-    # Words of a piece. One shot needs room for all ranks' words, two shots for parts and sums; each
-    # is rounded up to a block.
+    # Words of a call. One shot needs buffer space for all ranks' words, two shots for parts and for
+    # sums; both are rounded up to a block.
     piece = (memory.room // 4 // (memory.ranks if one_shot else 2) - block * shares) // 16 * 16
     for first in range(0, words.shape[0], piece):
         some, its = words[first : first + piece], sums[first : first + piece]
@@ -126,8 +131,8 @@ def all_reduce(
 
 
 def _cut(size: int, one_shot: bool, shares: int) -> tuple[int, int]:
-    """Returns (words of a block, warps) for this many bytes. shares: blocks that a program takes at
-    once."""
+    """Returns (words of a block, warps) for a sum of `size` bytes. shares: blocks that a program
+    processes at once."""
     cuts = ONE_SHOT_CUTS if one_shot else TWO_SHOT_CUTS
     step, warps = next((step, warps) for most, step, warps in cuts if size <= most)
     return step // shares, warps
@@ -135,9 +140,8 @@ def _cut(size: int, one_shot: bool, shares: int) -> tuple[int, int]:
 
 def all_gather(x: Tensor, memory: RankMemory) -> Tensor:
     """Returns every rank's x, [ranks, *x.shape]. x: any shape, the same on every rank, of 4- or
-    8-byte numbers.
-    All shapes and dtypes share one kernel: gathers at run time differ in dtype and count, and
-    nothing may be compiled then."""
+    8-byte numbers. All shapes and dtypes share one compiled kernel, since gathers while serving
+    have many shapes, and nothing may be compiled then."""
     x = x.contiguous()
     out = torch.empty((memory.ranks, *x.shape), dtype=x.dtype, device=x.device)
     flat, every = x.view(-1).view(torch.int32), out.view(memory.ranks, -1).view(torch.int32)
@@ -166,7 +170,8 @@ def _launch(
     step: int,
     **more: object,
 ) -> None:
-    """Launches a kernel over x. step: words that a program takes at once."""
+    """Launches a kernel over x. units: its argument for the size of x. cut: (words of a block,
+    warps). most: the most programs. step: words that a program processes at once."""
     assert most <= MOST_PROGRAMS
     early, (block, warps) = has_pdl(x.device), cut
     kernel[(min(most, cdiv(x.shape[0], step)),)](  # type: ignore[index]

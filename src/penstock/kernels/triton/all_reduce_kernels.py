@@ -1,5 +1,5 @@
-"""Kernels of sums and gathers over the ranks of one model, with data as its own flag and waits that
-end. `all_reduce.py` launches and explains them."""
+"""Kernels for sums and gathers over ranks. `all_reduce.py` launches them and explains their method:
+words that are not EMPTY have arrived, and waits are limited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from penstock.kernels.triton.pdl import wait
 
-EMPTY = tl.constexpr(-1)  # value of unwritten words, in 32 or 64 bits
+EMPTY = tl.constexpr(-1)  # value of words that have not arrived, in 32 or 64 bits
 # indices in `state`, int64
 CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
 STATE = 5
@@ -16,13 +16,13 @@ STATE = 5
 
 @triton.jit
 def _begin(addresses, state, room, RANKS: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns calls so far, lanes [WIDTH], the address of every rank's buffer for this call, the
-    most looks."""
+    """Returns the number of calls so far, indices 0 to WIDTH - 1, the address of each rank's buffer
+    for this call [WIDTH], and the most reads of a word."""
     calls = tl.load(state + CALLS)
     lane = tl.arange(0, WIDTH)
     bases = tl.load(addresses + lane, mask=lane < RANKS, other=0) + (calls & 1) * room
     most = tl.load(state + MOST)
-    # After the first timeout no rank is waited for.
+    # after the first timeout a word is read once only
     return calls, lane, bases, tl.where(tl.load(state + HUNG) != 0, most * 0 + 1, most)
 
 
@@ -35,7 +35,7 @@ def _memory(bases, lane, rank, KIND: tl.constexpr):
 
 @triton.jit
 def _leave(state, calls, programs):
-    """Counts the call in its last program."""
+    """Counts a finished program; the call's last program increments the number of calls."""
     tl.debug_barrier()
     if tl.atomic_add(state + LEFT, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.store(state + LEFT, 0)
@@ -55,9 +55,9 @@ def _await(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits until no word of another rank is EMPTY; after the most looks records the missing rank.
-    Rank r's words are at `words` [BLOCK] + r * apart; only those with r * onward + place [BLOCK]
-    below count exist."""
+    """Waits until no word of another rank is EMPTY; after `most` reads it records the missing rank.
+    Rank r's words are at `words` [BLOCK] + r * apart; those with r * onward + place [BLOCK] >=
+    count don't exist."""
     late, looks = tl.full((), 1, tl.int32), most * 0
     while (late > 0) & (looks < most):
         missing = tl.zeros((BLOCK,), tl.int32)
@@ -68,7 +68,7 @@ def _await(
         late = tl.max(missing, axis=0)
         looks += 1
     if late > 0:  # noqa: SIM102  `and` would look at both
-        if tl.load(state + HUNG) == 0:  # after the first timeout missing ranks are not recorded
+        if tl.load(state + HUNG) == 0:  # only the first missing rank is recorded
             for rank in tl.static_range(RANKS):
                 there = (place + rank * onward < count) & (rank != me)
                 seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
@@ -87,8 +87,8 @@ def _sendable(word):
 
 @triton.jit
 def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
-    """Returns a number in float32 from words of 32 bits. NTH: 0, or 1 for the second of two 16-bit
-    numbers of KIND."""
+    """Returns the numbers in 32-bit words as float32. KIND: their dtype. NTH: 0: the first number
+    of each word; 1: the second of two 16-bit numbers."""
     if tl.float32 == KIND:
         number = word.to(tl.float32, bitcast=True)
     else:
@@ -98,8 +98,8 @@ def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
 
 @triton.jit
 def _word(first, second, KIND: tl.constexpr):
-    """Returns words of 32 bits with one float32, or two 16-bit numbers of KIND, from float32
-    numbers."""
+    """Returns 32-bit words that hold one float32 (`first`), or two 16-bit numbers of dtype KIND.
+    first, second: float32."""
     if tl.float32 == KIND:
         word = first.to(tl.int32, bitcast=True)
     else:
@@ -122,7 +122,8 @@ def _sum(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits for the others' words of `at`; returns their sum with `own`, and sets them to EMPTY."""
+    """Waits for the other ranks' words at index `at`; returns the sum of them and of this rank's
+    words `own`. Sets the received words to EMPTY."""
     first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
         _await(words, apart, at, 0, count, me, state, most, RANKS, BLOCK)
@@ -135,8 +136,8 @@ def _sum(
 def _add(
     words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Returns sums of the available first and second numbers of each word, and a mask: 1 if a word
-    is EMPTY."""
+    """Adds all ranks' words. Returns the sums of the first and of the second number of each word,
+    and a mask that is 1 if some rank's word is still EMPTY. own: this rank's words."""
     first, second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
@@ -154,8 +155,8 @@ def _add(
 def _take(
     words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copies the others' words to `out` unchanged; returns a mask: 1 if some are EMPTY. Arguments
-    as in _await."""
+    """Copies the other ranks' words to `out`; returns a mask that is 1 if some word is still EMPTY.
+    Arguments as in _await."""
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
         there = (place + rank * onward < count) & (rank != me)
@@ -180,8 +181,8 @@ def _receive(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits for the others' words, copies rank r's to `out` [BLOCK] + r * out_apart, and sets them
-    to EMPTY."""
+    """Waits for the other ranks' words, copies those of rank r to `out` [BLOCK] + r * out_apart,
+    and sets the received words to EMPTY."""
     missing = _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
         _await(words, apart, place, onward, count, me, state, most, RANKS, BLOCK)
@@ -191,7 +192,7 @@ def _receive(
 
 @triton.jit
 def _empty(words, apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
-    tl.debug_barrier()  # another thread may still read a word that this one empties
+    tl.debug_barrier()  # another thread may still have to read a word that this one sets to EMPTY
     for rank in tl.static_range(RANKS):
         there = (place + rank * onward < count) & (rank != me)
         tl.store(words + rank * apart, tl.full((BLOCK,), -1, words.dtype.element_ty), mask=there)
@@ -213,9 +214,11 @@ def one_shot_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Writes the words of the sum to out. x: [units * UNIT] int32, words of KIND."""
+    """Writes the sum of all ranks' x to out. x, out: [units * UNIT] int32, words that hold numbers
+    of dtype KIND. me: this rank."""
     wait(EARLY)
-    count = units * UNIT  # the compiler knows a divisor of it, and moves 16 bytes at a time
+    # a product, so that the compiler knows that UNIT divides it and moves 16 bytes at a time
+    count = units * UNIT
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
     apart = (count + BLOCK - 1) // BLOCK * BLOCK
@@ -224,7 +227,7 @@ def one_shot_kernel(
         own = _sendable(tl.load(x + at, mask=at < count))
         for step in tl.static_range(
             1, RANKS
-        ):  # each rank begins with another neighbour, so all links are busy
+        ):  # each rank sends to another neighbour first, so that all links are busy
             theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32)
             tl.store(theirs + me * apart + at, own, mask=at < count)
     mine = _memory(bases, lane, me, tl.int32)
@@ -252,13 +255,14 @@ def two_shots_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Does the same as one_shot_kernel. Of RANKS adjacent blocks rank r adds up the r-th."""
+    """Computes the same as one_shot_kernel, in two shots: of RANKS adjacent blocks, rank r sums the
+    r-th and sends the sum to all ranks."""
     wait(EARLY)
     count = units * UNIT
     STEP: tl.constexpr = BLOCK * RANKS
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
-    # words that one rank sends to another, rounded up to a block
+    # buffer space in words for what one rank sends to another, rounded up to a block
     apart = (count + STEP - 1) // STEP * BLOCK
     along = tl.arange(0, BLOCK)
     for first in range(program * STEP, count, programs * STEP):
@@ -312,8 +316,8 @@ def gather_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Writes every rank's x to out [RANKS, count]. x: [count] int32. Words are sent in 64 bits,
-    which are never EMPTY."""
+    """Writes every rank's x to out [RANKS, count]. x: [count] int32. Words are sent in 64 bits, so
+    that a sent word is never EMPTY."""
     wait(EARLY)
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)

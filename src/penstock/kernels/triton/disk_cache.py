@@ -1,17 +1,16 @@
-"""Triton's binaries on disk: an artifact's folder is searched before Triton's own cache, and the
-key of Triton itself is read from a record.
+"""Finds Triton's compiled binaries on disk. The folder of a built engine (an artifact) is searched
+before Triton's own cache; what neither has is compiled.
 
-  a kernel       get_group: KEY/NAME.json, NAME.cubin: from an artifact, else Triton's cache, else
-                 compiled
-  a launcher     get_file: KEY/NAME.SUFFIX.so: the same; a C stub that Triton compiles for a
-                 signature
+Kernels are the files KEY/NAME.json and KEY/NAME.cubin, found by get_group. Launchers, which are C
+stubs that Triton compiles for a signature, are KEY/NAME.SUFFIX.so, found by get_file. KEY is
+Triton's: a hash of the kernel's source, its signature and options, Triton and ptxas; no path, no
+driver, no name of a GPU. Triton's own cache also stores absolute paths, so it finds nothing in a
+folder that was moved; here the files in the folder count.
 
-KEY is Triton's: a hash of the kernel's source, its signature and options, Triton and ptxas; no
-path, no driver, no name of a GPU. Triton's own cache stores absolute paths beside it and finds
-nothing in a folder that has moved; here a folder's content is what lies in it. The part of KEY for
-Triton itself hashes 415 MB (0.3 to 1.1 s at every start). It is recorded, beside Triton's cache and
-in an artifact, and is valid while Triton's files have the same version and size, and beside
-Triton's cache the same modification times.
+For a part of KEY Triton hashes its own files, 415 MB, which takes 0.3 to 1.1 s at every start. Here
+that hash is read from a record, in Triton's cache or in an artifact. A record is valid if Triton's
+files have the recorded version and sizes, and for the one in Triton's cache also the recorded
+modification times.
 
 An artifact's launchers are machine code of the host: opening an artifact means trusting it as a
 program (a hub's snapshot brings none). Knows Triton's hooks (`knobs.cache.manager_class`,
@@ -38,15 +37,15 @@ from penstock.disk import write_whole
 from penstock.errors import PenstockError
 from penstock.kernels.binaries import Binaries
 
-RECORD = "triton.json"  # name in an artifact; beside Triton's cache the name is HOME_RECORD
+RECORD = "triton.json"  # the record's file name in an artifact; in Triton's cache it is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
 _BINARIES_END = (".cubin", ".hsaco")
-# files of a kernel that are kept; the rest is for human readers
+# suffixes of a kernel's files that are copied; the other files are for human readers
 _KEPT = (
     ".json",
     *_BINARIES_END,
 )
-_BINARIES = Binaries()  # global, since Triton's hook is a class that receives only a key
+_BINARIES = Binaries()  # global, since Triton makes objects of its hook class from a key alone
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
 _hash_called = jit.DependenciesFinder._update_hash
@@ -65,35 +64,36 @@ def install() -> Binaries:
 
 def _parse_alone(called: jit.JITCallable) -> ast.Module:
     """Parses a kernel under a lock: Python counts the depth of syntax trees over all threads
-    together, and raises SystemError if two parse at once (seen with 3.11.7, in one start of 85)."""
+    together. So it may raise SystemError if two threads parse at once, which happened with 3.11.7
+    in one start of 85."""
     with _PARSING:
         tree: ast.Module = _parse(called)
     return tree
 
 
 def _hash_called_first(finder: jit.DependenciesFinder, called: jit.JITCallable) -> None:
-    """Hashes a called function before its caller. Triton includes the function's constants in the
-    kernel's hash only if the function was hashed before, by another kernel: keys would depend on
-    the order of launches."""
+    """Hashes a called function before the kernel that calls it. Otherwise Triton would include the
+    function's constants in the kernel's hash only if another kernel had caused the function to be
+    hashed before. Keys would then depend on the order of launches."""
     called.cache_key  # noqa: B018
     _hash_called(finder, called)
 
 
 def _manager(key: str, override: bool = False, dump: bool = False) -> cache.CacheManager:
-    if override or dump:  # folders of a developer's own
+    if override or dump:  # a developer's own folders; they are left to Triton
         return _USUAL(key, override=override, dump=dump)
     return _Shelf(key)
 
 
 class _Shelf(cache.CacheManager):
-    """The files of one key."""
+    """The files of one key, with the methods that Triton calls."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
     @property
     def usual(self) -> cache.CacheManager:
-        return _USUAL(self.key)  # makes a folder, so only if needed
+        return _USUAL(self.key)  # created only when needed, since it creates a folder
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Looks for a kernel before it is compiled; returns None if it must be compiled."""
@@ -131,7 +131,7 @@ class _Shelf(cache.CacheManager):
         return path
 
     def _held(self, filename: str) -> Iterator[dict[str, str]]:
-        """Yields the files of this key in each artifact that has `filename`."""
+        """Yields this key's files (name -> path) in each artifact that has the file `filename`."""
         for folder in _BINARIES.folders:
             if (folder / self.key / filename).is_file():
                 yield {path.name: str(path) for path in (folder / self.key).iterdir()}
@@ -140,7 +140,8 @@ class _Shelf(cache.CacheManager):
         self._keep({name: path for name, path in group.items() if name.endswith(_KEPT)})
 
     def _keep(self, group: dict[str, str]) -> None:
-        """Copies files into the artifact being built, with the record of Triton's key."""
+        """Copies files into the artifact that is being built, if any, and writes the record of
+        Triton's key there. group: name -> path."""
         if _BINARIES.into is None:
             return
         folder = _BINARIES.into / self.key
@@ -152,13 +153,14 @@ class _Shelf(cache.CacheManager):
                 shutil.copyfile(path, folder / name)
 
 
-# --- the key --------------------------------------------------------------------------------------
+# --- the key of Triton itself
+# ----------------------------------------------------------------------
 
 
 @once
 def _recorded_key() -> str:
-    """Replaces `triton_key`: returns the key of an artifact's record if valid for this Triton, else
-    of this machine's record, else computes it."""
+    """Replaces Triton's `triton_key`. Returns the key in an artifact's record, or in this machine's
+    record, if one is valid for the installed Triton; else computes the key and records it."""
     for folder in _BINARIES.folders:
         if key := _read(folder / RECORD, times=False):
             return key
@@ -168,14 +170,15 @@ def _recorded_key() -> str:
     key = _hash_triton()
     with suppress(
         PenstockError, OSError
-    ):  # if the home can't be written, the next start computes it again
+    ):  # if the record can't be written, the next start computes the key again
         home.parent.mkdir(parents=True, exist_ok=True)
         write_whole(home, json.dumps(_record(key, times=True)).encode())
     return key
 
 
 def _read(path: Path, times: bool) -> str | None:
-    """Returns the key of a record if valid for this Triton; else None."""
+    """Returns the key in a record if it is valid for the installed Triton; else None. times: True
+    also compares modification times."""
     try:
         told = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -185,7 +188,8 @@ def _read(path: Path, times: bool) -> str | None:
 
 
 def _record(key: str, *, times: bool) -> dict[str, Any]:
-    """Returns a record: the key, and the files that it is valid for."""
+    """Returns the content of a record: the key, and versions and sizes of Triton's files. times:
+    True adds modification times."""
     home = Path(triton.__file__).parent
     hashed = [home / "runtime/cache.py", *(home / "_C").glob("libtriton.*")]
     hashed += [

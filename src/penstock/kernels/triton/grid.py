@@ -1,7 +1,8 @@
-"""Launch sizes in plain Python: number of pieces, tile sizes, limits of a program on a chip.
+"""Functions for launch sizes, and limits of GPUs.
 
-Triton's own `cdiv` and `next_power_of_2` are also callable from kernels, which costs the host 4.6
-us a call, and an eager step of 16 layers makes 280 calls. Knows numbers and a device's kind."""
+Triton's own `cdiv` and `next_power_of_2` can also be called from kernels, which makes them slow on
+the host: 4.6 us a call, and a step of 16 layers without graphs makes 280 calls. Knows numbers and a
+device's kind."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from functools import cache
 
 import torch
 
-# Bytes of shared memory of a program, by compute capability; 101,376 on desktop and graphics chips
-# (8.6, 8.9, 12.0). Source: CUDA programming guide, technical specifications.
+# compute capability -> the most bytes of shared memory of a program; it is 101,376 on desktop and
+# graphics GPUs (8.6, 8.9, 12.0). Source: CUDA programming guide, technical specifications.
 SHARED = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}
 LEAST_SHARED = 101_376
 
@@ -26,7 +27,7 @@ def shared_of(device: torch.device) -> int:
 
 @cache
 def processors_of(device: torch.device) -> int:
-    """Returns a device's multiprocessors; without a GPU an H200's."""
+    """Returns the number of a device's multiprocessors; without a GPU, that of an H200."""
     return (
         torch.cuda.get_device_properties(device).multi_processor_count
         if device.type == "cuda"
@@ -35,7 +36,7 @@ def processors_of(device: torch.device) -> int:
 
 
 def cdiv(whole: int, piece: int) -> int:
-    """Returns how many pieces cover the whole; the last one may be shorter."""
+    """Returns how many pieces are needed to cover `whole`; the last piece may be shorter."""
     return -(-whole // piece)
 
 
@@ -46,8 +47,8 @@ def next_power_of_2(least: int) -> int:
 
 def precision_of(dtype: torch.dtype, width: int) -> str:
     """Returns the precision of attention's products for a dtype and head width. float32 products
-    are exact ("ieee"), or three tensor core products (exact to 2^-21) for widths where exact ones
-    take minutes to compile (166 s at 512)."""
+    are exact ("ieee"). For widths where those take minutes to compile (166 s at 512), they are made
+    of three tensor core products, with errors of 2^-21."""
     if dtype != torch.float32:
         return "tf32"
     return "ieee" if width <= 256 else "tf32x3"

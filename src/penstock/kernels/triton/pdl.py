@@ -1,30 +1,33 @@
-"""Early starts: a kernel may begin before the previous one in the stream has ended (programmatic
-dependent launch).
+"""Early starts of kernels (programmatic dependent launch). A kernel may begin before the previous
+one in the stream has ended.
 
-Between the launches of a small step the device drains and fills again, about half a microsecond
-each time. A kernel launched with `launch_pdl=True` starts as soon as every program of the previous
-one has called `release` or ended. Before `wait` it may touch constants only; after `wait` all
-earlier work is complete.
+Without this, the GPU is idle for about half a microsecond between two launches. A kernel launched
+with `launch_pdl=True` starts as soon as every program of the previous one has called `release` or
+ended. Before `wait` it may touch constants only; after `wait` all earlier work is complete.
 
-EARLY is 0: neither; 1: the kernel starts early, and releases the next when its programs end; 2: it
-releases the next at once, in most kernels after its own wait. Measured on the products and
-elementwise kernels of a 1B model at one row: 0 everywhere 0.878 ms, 1 everywhere 0.859, 2 for
-products 0.849, 2 everywhere 1.024: waiting programs take the place of working ones, and a release
-costs each program 40 ns of its multiprocessor (a head of 128,256 programs 0.158 ms instead of
-0.121). So 2 is for kernels of few programs followed by many waiting ones; they were found by
-measuring one by one (`one_row.py`).
+Values of EARLY: 0: the kernel neither starts early nor releases the next one; 1: it starts early,
+and releases the next one when its programs end; 2: it also releases the next one at once, in most
+kernels after its own `wait`.
 
-With many small programs only the last ones need to release the next kernel, since the others end
-before: `release_late` (an 8B in float8, one request: never 371 tok/s, the last 528 programs 375,
-2,112 386). It is not for few large programs followed by similar ones, which would be placed
-unevenly (four bits: 437 tok/s, with it 388, before small kernels alone 477; 128 rows of float8:
-20.9 thousand, 20.5).
+Times of the products and elementwise kernels of a 1B model at one row: 0.878 ms with 0 everywhere,
+0.859 with 1 everywhere, 0.849 with 2 for products, 1.024 with 2 everywhere. With 2 everywhere,
+waiting programs take the place of working ones, and a release costs each program 40 ns of its
+multiprocessor: a head of 128,256 programs takes 0.158 ms instead of 0.121. So 2 is used for kernels
+with few programs that are followed by kernels with many; these were found by measurement, one by
+one (`one_row.py`).
 
-The rule that keeps this safe: a kernel launched early calls `wait` in every program, before it
-reads or writes anything that a step changes. Then all earlier kernels are complete, not only the
-previous one. Data of earlier steps may be read before `wait` if the previous kernel releases only
-after its own wait (`one_row_attention.py`): everything before it is complete then. Source: CUDA
-programming guide, programmatic dependent launch; Hopper and later."""
+With many small programs only the last ones have to release the next kernel, since the others end
+earlier anyway. `release_late` does that. For one request to an 8B model in float8 it gives 386
+tok/s if the last 2,112 programs release, and 375 if the last 528 do; without it there are 371
+tok/s. It is not used for few large programs that are followed by similar ones, which would be
+placed unevenly on the GPU: in four bits it gives 388 tok/s instead of 437, but 477 if only kernels
+before small ones use it. With 128 rows in float8 it gives 20.5 instead of 20.9 thousand tok/s.
+
+Rule for correctness: a kernel that starts early calls `wait` in every program, before the program
+reads or writes anything that a step changes. After `wait`, all earlier kernels are complete, not
+only the previous one. Data of earlier steps may be read before `wait` if the previous kernel
+releases only after its own wait (`one_row_attention.py`): everything before it is complete then.
+Source: CUDA programming guide, programmatic dependent launch; Hopper and later."""
 
 from __future__ import annotations
 
@@ -35,20 +38,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-LATE: tl.constexpr = tl.constexpr(2112)  # programs that a large chip runs at once
+LATE: tl.constexpr = tl.constexpr(2112)  # programs of small kernels that a large GPU runs at once
 
 
 @triton.jit
 def release(EARLY: tl.constexpr):
-    """Lets the next kernel start its programs from here on, if there is room."""
+    """Allows the next kernel to start, once all programs have called this or ended."""
     if EARLY > 1:
         gdc_launch_dependents()
 
 
 @triton.jit
 def release_late(EARLY: tl.constexpr):
-    """Lets the next kernel start once the last programs run; the others end before that. Call it
-    after `wait`."""
+    """Allows the next kernel to start once this kernel's last programs run: only they call
+    `release`, as the other programs end earlier. Call it after `wait`."""
     if EARLY > 0:
         last = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
         here = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(
@@ -60,7 +63,7 @@ def release_late(EARLY: tl.constexpr):
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Waits until everything before this kernel is complete and visible."""
+    """Waits until all earlier kernels are complete and their writes visible."""
     if EARLY:
         gdc_wait()
 
@@ -82,11 +85,11 @@ def has_pdl(device: torch.device) -> int:
     return int(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
-FEW = 132  # programs that all run at once on a large chip
+FEW = 132  # programs that certainly run at once on a large GPU, one per multiprocessor
 
 
 def early_of(device: torch.device, programs: int) -> int:
     """Returns EARLY for a small kernel: 2 if all its programs run at once, so that it may release
-    the next immediately. An 8B's step in eight bits with 1, 16, 128 rows: 2.802, 3.370, 4.387 ->
-    2.752, 3.315, 4.335 ms."""
+    the next kernel immediately. With this, a step of an 8B model in eight bits with 1, 16 and 128
+    rows takes 2.752, 3.315 and 4.335 ms instead of 2.802, 3.370 and 4.387."""
     return has_pdl(device) * (2 if programs <= FEW else 1)

@@ -1,1 +1,1 @@
-"""Attention and its inputs: paged KV, latents, shared prefixes, rotary embedding."""
+"""Attention over paged KV and latents, and rotary embedding."""

@@ -1,5 +1,6 @@
-"""Attention over the paged cache in plain torch: decode rows with their prefix groups (decode.py),
-then chunks."""
+"""Attention over the paged cache in plain torch. Decode queries with their prefix groups are in
+decode.py, chunks of prompts in prefill.py. T: a step's tokens, H: query heads, D: numbers of a
+head, V: numbers of a value."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from penstock.kernels.state_forms import LatentKv
 
 @dataclass(slots=True)
 class KindPlan:
-    """Data shared by a step's layers of one kind."""
+    """Plan of a step for all layers of one kind: data that these layers share."""
 
     rotary: RotaryPlan
     decode: DecodePlan | None
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Computes once for all layers of a kind: rotation angles, storage places of K and V, and the
-    decode tiles."""
+    """Plans a step for all layers of a kind: gathers rotation angles, computes where K and V are
+    stored, and divides decode queries into tiles."""
     decode = inputs.decode_for(kind.window)
     rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
     return KindPlan(

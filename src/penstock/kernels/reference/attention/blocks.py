@@ -1,4 +1,5 @@
-"""Copies of KV blocks: a sample gets its own copy of its prompt's last, partial block."""
+"""Copies KV blocks. If a prompt has several samples, each gets its own copy of the prompt's last,
+partly filled block."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
 
 
 class BlockCopier:
-    """Copies blocks within tensors whose first dimension is the block."""
+    """Copies blocks within KV tensors, whose first dimension is the block."""
 
     def __init__(self, layers: list[Tensor]) -> None:
         self._layers = layers

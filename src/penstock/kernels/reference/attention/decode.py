@@ -1,11 +1,12 @@
-"""Attention of decode rows, tile by tile: one query a row, over its group's prefix and its own
-tokens.
+"""Attention of decode queries in plain torch, tile by tile. A query attends to its group's prefix,
+if it has one, and to its row's own tokens. A tile is a rectangle of queries for one matrix product
+(tiles.py).
 
 A tile's scores over prefix and own tokens are adjacent in one buffer, so one float32 softmax covers
-both, without merging (max, sum, accumulator). Queries and keys are multiplied in float32: a bf16
-product gives bf16 scores here, which doubles the output's error (scores of size 1) or makes it 8
-times larger (size 12). Weights and values are multiplied in bf16 in a bf16 model, since their sums
-are float32 inside."""
+both, and no partial results have to be joined. Queries and keys are multiplied in float32, since
+torch's bf16 product would round scores to bf16. That would make the output's error 2 times larger
+for scores of magnitude 1, and 8 times for 12. In a bf16 model, softmax weights and values are
+multiplied in bf16, with sums in float32."""
 
 from __future__ import annotations
 
@@ -24,17 +25,20 @@ from penstock.kernels.reference.attention.tiles import Tile, cut
 from penstock.kernels.reference.sampling.row_calls import batches_keep
 from penstock.kernels.state_forms import LatentKv, widened
 
-# Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one piece on AMD, 240
-# with AVX2 and 384 with AVX-512 on Intel; longer sums are cut by their length.
+# Tokens whose weighted values are summed in one product. MKL sums up to 192 terms in one piece on
+# AMD, 240 with AVX2 and 384 with AVX-512 on Intel. It splits longer sums in a way that depends on
+# their length.
 RUN = 192
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A layer's storage as rows [rows, 16 * D], views. Plain KV: one array, K and V alternating by
-    head. V in eight bits: K's rows and V's rows, one a head. Latents: one array, whose values are
-    the first `value_width` numbers of each. Latents in eight bits: rows of values, and rows of the
-    rotated part. Eight bits are stored as bytes, which torch can move.
+    """Views of a layer's KV storage as rows of 16 tokens, [rows, 16 * numbers of a token].
+
+    parts: for plain KV one array, in which K and V alternate by head. With V in eight bits K's
+    array and V's array, with a row a head. For latents one array, of which the first `value_width`
+    numbers of a token are the value. For latents in eight bits an array of values and one of
+    rotated parts. Eight-bit numbers are viewed as bytes, which torch can gather.
 
     own: rows of a block. apart: rows from a block to the next. scale: of latents in eight bits."""
 
@@ -47,19 +51,22 @@ class Flat:
 
 @dataclass(slots=True)
 class DecodePlan:
-    """Tiles and reused buffers of a step's layers. Fresh buffers would cost page faults (a copy of
-    33 MB into a new tensor took 9.6 ms, into an old one 1.2 ms)."""
+    """A step's tiles, and buffers that its layers reuse. New buffers would cause page faults: a
+    copy of 33 MB took 9.6 ms into a new tensor, and 1.2 ms into an old one."""
 
     tiles: list[Tile]
     order: Tensor | None = (
-        None  # [S'] rows of the step in tile order, padding repeated; None: already in order
+        # [queries of all tiles, with padding]: index of each query in the step; None: they are in
+        # order
+        None
     )
-    back: Tensor | None = None  # [S] index of each row in that order
+    # [S]: position of each of the step's S queries in the tiles' order; None: they are in order
+    back: Tensor | None = None
     buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the buffer of this name and dtype, kept at its largest size so far; its content
-        is undefined."""
+        """Returns a view of the reused buffer with this name and dtype, which grows to its largest
+        size. Its content is undefined. like: a tensor on the buffer's device."""
         size = prod(shape)
         held = self.buffers.get((name, dtype))
         if held is None or held.numel() < size:
@@ -68,7 +75,7 @@ class DecodePlan:
 
 
 def plan_decode(decode: DecodeInputs, kind: AttentionKind) -> DecodePlan:
-    """Cuts a step's rows into tiles. Returns the plan."""
+    """Divides a step's decode queries into tiles; returns the plan for all layers of a kind."""
     plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window))
     order = np.concatenate([tile.rows for tile in plan.tiles])
     rows = decode.rows.shape[0]
@@ -89,7 +96,8 @@ def attend_rows(
     out: Tensor,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attends q [S, H, D] over a layer's KV into out [S, H, V]. sinks: see `ops.Attention`."""
+    """Computes attention of q [S, H, D] over a layer's KV into out [S, H, V]. S: decode queries, H:
+    query heads, D: numbers of a head, V: numbers of a value. sinks: see `ops.Attention`."""
     by_kv_head = None if sinks is None else sinks.view(kv.kv_heads, 1, -1)
     kv_heads = kv.kv_heads
     flat = _flat(kv)
@@ -140,7 +148,8 @@ def _flat(kv: LayerKv | LatentKv) -> Flat:
         rows, apart = in_rows(kv.storage.view(kv.keys.dtype), numbers, numbers)
         return Flat((rows,), 2 * heads, apart)
     keys = kv.keys.view(torch.uint8) if kv.eight == 2 else kv.keys
-    head = kv.storage[0].numel() // heads  # bytes; strides of a dimension of one head are arbitrary
+    # bytes of a head; not taken from strides, which are arbitrary if there is only one head
+    head = kv.storage[0].numel() // heads
     both = [
         in_rows(part, numbers, head // part.itemsize)
         for part in (keys, kv.values.view(torch.uint8))
@@ -157,7 +166,8 @@ def _attend(
     dtype: torch.dtype,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Returns the tile's output [Hkv * R, G, D], float32 or bfloat16 as from `_weighted`."""
+    """Returns the tile's output [Hkv * R, G, V], of the dtype that `_weighted` returns. Hkv: KV
+    heads, R: queries of the tile, G: query heads per KV head, V: numbers of a value."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
     own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(
@@ -186,8 +196,8 @@ def _attend(
 def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
-    """Returns K and V of `shape`; V in eight bits is transposed, [batch, n, 8, D]. index: the
-    tile's index of both."""
+    """Gathers K and V of a tile, each of `shape`; V in eight bits is transposed, [batch, n, 8, D].
+    name: of the buffers. index: indices of K's rows, then V's, in `flat`."""
     by_turns = len(flat.parts) == 1 and flat.value_width is None
     index = over_gaps(index if by_turns else index.view(2, -1)[0] // 2, flat.own, flat.apart)
     taken = [
@@ -231,7 +241,8 @@ def _scores(
 
 
 def _softmax(scores: Tensor, plan: DecodePlan, sinks: Tensor | None) -> Tensor:
-    """Returns softmax weights of scores [Hkv, R, G, tokens]. sinks: [Hkv, 1, G] or None."""
+    """Returns the softmax of scores [Hkv, R, G, tokens]. Hkv: KV heads, R: queries, G: query heads
+    per KV head. sinks: [Hkv, 1, G] or None."""
     weights = torch.softmax(
         scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32)
     )
@@ -239,7 +250,8 @@ def _softmax(scores: Tensor, plan: DecodePlan, sinks: Tensor | None) -> Tensor:
 
 
 def left_of(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns the share of the softmax of scores [..., tokens] that a sink leaves to them [...]."""
+    """Returns the factor [...] by which sinks reduce the softmax of scores [..., tokens]: the
+    tokens' share of the softmax's denominator."""
     return torch.sigmoid(torch.logsumexp(scores, -1) - sinks)
 
 
@@ -252,12 +264,13 @@ def _weighted(
     *,
     in_runs: bool = False,
 ) -> Tensor:
-    """Returns weights [..., tokens] float32 times the values of `_gather`: [batch, m, D], bf16 in a
-    bf16 model if this processor's bf16 products keep a row's bits, else float32.
+    """Returns softmax weights [..., tokens] float32 times values from `_gather`: [batch, m, D]. In
+    a bf16 model the result is bf16 if on this processor the bits of a bf16 product's row don't
+    depend on other rows; else it is float32.
 
-    torch multiplies strided batches one matrix at a time, so weights are made contiguous first.
-    in_runs: sum float32 in runs of RUN tokens. MKL cuts longer sums by their length, and so by the
-    padding of a row's own tokens; within runs, and by whole runs, padding only adds zeros."""
+    Weights are made contiguous first, since torch multiplies strided batches one matrix at a time.
+    in_runs: True sums float32 in runs of RUN tokens. Otherwise a row's bits would depend on its
+    padding, as MKL splits longer sums by their length. In runs, padding only adds zeros."""
     in_bf16 = dtype == torch.bfloat16 and batches_keep(dtype, torch.get_num_threads())
     kind = torch.bfloat16 if in_bf16 else torch.float32
     flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, weights.shape[-1])
@@ -272,15 +285,17 @@ def _weighted(
 
 
 def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor:
-    """Returns `part`, contiguous and of this dtype."""
+    """Returns `part` as a contiguous tensor of `dtype`, if necessary in the plan's buffer
+    `name`."""
     if part.dtype == dtype and part.is_contiguous():
         return part
     return plan.take(name, tuple(part.shape), part, dtype).copy_(part)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns a [batch, m, k] @ b [batch, k, n], float32. A batch of one is doubled: MKL splits a
-    single product over threads by m and k, which changes last bits."""
+    """Returns a [batch, m, k] @ b [batch, k, n] in float32. A batch of one is computed twice, as a
+    batch of two: MKL would divide a single product among threads by m and k, so its last bits would
+    depend on m."""
     if a.shape[0] == 1:
         done = torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
         return done if out is None else out.copy_(done)

@@ -1,5 +1,7 @@
-"""Latent attention in plain torch (arXiv:2405.04434): storing latents, and attending them as one KV
-head, or through expanded keys and values. Knows one layer's tensors; no layer."""
+"""Multi-head latent attention in plain torch (arXiv:2405.04434). Stores latents, and attends to
+them as one KV head (absorbed form) or through keys and values made from them (expanded form). T: a
+step's tokens, H: heads; rank, turning, still, value: see LatentSizes. Knows one layer's tensors; no
+layer."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from penstock.kernels.reference.elementwise.norm import rms_norm
 from penstock.kernels.reference.linear.linear import linear
 from penstock.kernels.state_forms import LatentKv
 
-EXPANDED_AT_ONCE = 2**24  # numbers of keys and values
+EXPANDED_AT_ONCE = 2**24  # the most numbers of keys and values that are expanded at once
 
 
 def latent_store(
@@ -64,7 +66,7 @@ def latent_attention(
 ) -> Tensor:
     """Attends q [T, H, still + turning] over a layer's latents; returns [T, H, value]. up: [H,
     still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens: least tokens of
-    chunks for expanding keys and values."""
+    a step's chunks for the expanded form."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     if chunks is None or not chunks.expands(sizes, expand_tokens):
@@ -114,9 +116,9 @@ def _expanded(
     sizes: LatentSizes,
     out: Tensor,
 ) -> None:
-    """Attends a chunk's q [n, H, still + turning] over keys and values expanded from the latents of
-    `table` [blocks], into out [n, H, value]. Takes as many heads at a time as fit in
-    EXPANDED_AT_ONCE numbers."""
+    """Computes attention of a chunk's q [n, H, still + turning] in the expanded form, into out [n,
+    H, value]. table: [blocks], block table of the chunk's prompt. context: position of the chunk's
+    first token. As many heads are expanded at a time as fit in EXPANDED_AT_ONCE numbers."""
     vectors = kv.worth(table).flatten(0, 1).to(q.dtype)
     turned, each = vectors[:, sizes.rank :], sizes.still + sizes.value
     at_once = max(1, EXPANDED_AT_ONCE // (vectors.shape[0] * each))

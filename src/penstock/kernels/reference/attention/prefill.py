@@ -1,10 +1,13 @@
-"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored
-already.
+"""Attention of chunks in plain torch. A chunk is some consecutive tokens of a prompt. Each attends
+to its prompt's tokens up to itself; the chunk's own K and V are already in the cache.
 
-Queries go in pieces of at most 64, each over the keys up to its last query, so about half of the
-causal square is skipped. Scores and softmax are float32, weights and values bf16 in a bf16 model,
-as in `decode`. Measured on a Zen 5, one thread, 14 heads of 64: 256 tokens 2.9 ms with torch's
-fused attention and a mask, 1.5 ms in pieces; 1,024 tokens: 42 and 21 ms."""
+Queries are computed in pieces of at most 64. A piece takes only the keys up to its last query, so
+about half of the products above the diagonal are saved. Scores and softmax are float32; weights and
+values are bf16 in a bf16 model, as in `decode`. On one thread of a Zen 5, with 14 heads of 64, 256
+tokens take 1.5 ms, and 2.9 ms with torch's fused attention and a mask; 1,024 tokens take 21 and 42
+ms.
+
+n: tokens of a chunk, H: query heads, Hkv: KV heads, D: numbers of a head, V: numbers of a value."""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from penstock.kernels.layer_kv import LayerKv, take_blocks
 from penstock.kernels.reference.attention.decode import left_of
 from penstock.kernels.state_forms import LatentKv
 
-PIECE = 64  # queries of a piece
-PIECE_SCORES = 1 << 19  # float scores of a piece; long contexts get shorter pieces
+PIECE = 64  # most queries of a piece
+PIECE_SCORES = 1 << 19  # most scores of a piece; pieces have fewer queries if the context is long
 
 
 def attend_chunks(
@@ -29,8 +32,8 @@ def attend_chunks(
     out: Tensor,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attends q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, V]. sinks: see
-    `ops.Attention`."""
+    """Computes attention of all chunks' q [tokens, H, D] over a layer's KV into out [tokens, H, V].
+    sinks: see `ops.Attention`."""
     start = prefill.start.tolist()
     for chunk, context in enumerate(prefill.context.tolist()):
         first, last = start[chunk : chunk + 2]
@@ -49,7 +52,8 @@ def _chunk(
     out: Tensor,
     sinks: Tensor | None,
 ) -> None:
-    """Attends q [n, H, D], at positions context .. context + n, into out [n, H, V]."""
+    """Computes attention of one chunk's q [n, H, D], at positions from `context` on, into out [n,
+    H, V]. table: the prompt's block table."""
     length, window = context + q.shape[0], kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
     table = table[begin : -(-length // BLOCK_SIZE)]
@@ -74,9 +78,9 @@ def attend_keys(
     scales: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attends a chunk's q [n, H, D], whose first token is at position `context`, into out [n, H,
-    V]. keys: [Hkv, tokens, D], values: [Hkv, tokens, V], both from position `held` on, of whole
-    blocks. scales: see LayerKv."""
+    """Computes attention of a chunk's q [n, H, D], whose first token is at position `context`, into
+    out [n, H, V]. keys: [Hkv, tokens, D] and values: [Hkv, tokens, V] are of whole blocks; their
+    first token is at position `held`. scales: see LayerKv."""
     count, heads, width = q.shape
     kv_heads, window = keys.shape[0], kind.window
     keys = keys.float()
@@ -110,8 +114,8 @@ def attend_keys(
 
 
 def _hide(scores: Tensor, first: int, key: int, window: int | None) -> None:
-    """Sets scores [H, n, keys] of unseen keys to -inf. Queries begin at position `first`, keys at
-    position `key`."""
+    """Sets scores [H, n, keys] of keys that a query doesn't see to -inf. first, key: positions of
+    the first query and of the first key."""
     _, count, keys = scores.shape
     clear = max(0, first - key + 1) if window is None else 0  # leading keys that every query sees
     at = torch.arange(first, first + count, device=scores.device)[:, None]

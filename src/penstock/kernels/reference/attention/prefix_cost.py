@@ -1,9 +1,9 @@
-"""Cost of prefix groups in plain torch, measured on one thread of a CPU
+"""Times of prefix groups in plain torch, on a CPU. They were measured on one thread
 (`benchmarks/prefix_groups.py --device cpu`).
 
-A group is one product for all its members: there are no tiles within a group. The step's cost is
-that of torch's calls, although each group has its own: groups of equal size and length are
-multiplied together (`tiles.py`)."""
+All rows of a group are one product, so the time per tile counts once a group. The time per step is
+that of torch's calls. It is counted once, although groups have calls of their own, since groups of
+equal size and length are multiplied together (`tiles.py`)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ WHOLE = 1 << 30
 def prefix_cost(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
 ) -> PrefixCostTimes:
-    """Returns the times of this column; see `PrefixCost`. KV in eight bits is widened first, which
-    saves no time."""
+    """Returns the times for a head shape; see `kernels.prefix_cost.PrefixCost`. kv_share is not
+    used: KV in eight bits is widened first, so it saves no time."""
     return MEASURED.times(kv_heads, width, WHOLE)

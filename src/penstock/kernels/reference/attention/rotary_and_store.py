@@ -1,5 +1,7 @@
-"""Rotary embedding (RoFormer, arXiv:2104.09864; halves rotate together as in HF) and the KV store,
-from the fused qkv product. Knows heads, positions and slots; no layer."""
+"""Rotary embedding and KV store in plain torch. They take the output of the fused qkv product
+(RoFormer, arXiv:2104.09864; the two halves of a head rotate together, as in HF). T: a step's
+tokens, H: query heads, Hkv: KV heads, D: numbers of a head. Knows heads, positions and slots; no
+layer."""
 
 from __future__ import annotations
 
@@ -18,20 +20,22 @@ from penstock.kernels.reference.elementwise.norm import rms_norm
 
 @dataclass(slots=True)
 class RotaryPlan:
-    """Data shared by the layers of a step."""
+    """Rotation angles and storage indices of a step's tokens, computed once for all layers of a
+    kind. T: tokens, H: query heads, Hkv: KV heads, D: numbers of a head."""
 
     cos: Tensor  # [T, 1, D / 2] float32
     sin: Tensor  # [T, 1, D / 2] float32
     block: Tensor  # [T, 1] int64: a token's block
-    offset: Tensor  # [T, 1] int64: its offset in the block
-    wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
-    turned: Tensor  # like wide
-    # [T * 2 * Hkv] int64: rows of k and v of a token and head, in plain blocks seen as rows of D
+    offset: Tensor  # [T, 1] int64: the token's offset in the block
+    wide: Tensor  # [T, H + Hkv, 2, D / 2] float32: buffer for q and k in float32
+    turned: Tensor  # a second buffer like `wide`
+    # [T * 2 * Hkv] int64: index of each token's and head's k and v, if plain blocks are viewed as
+    # rows of D numbers
     rows: Tensor
 
 
 class HasRotary(Protocol):
-    """A step's plan for the layers of one kind."""
+    """A plan that has a RotaryPlan."""
 
     rotary: RotaryPlan
 
@@ -73,10 +77,11 @@ def rotary_and_store(
 
 
 def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) -> RotaryPlan:
-    """Gathers each token's cosines, sines and storage places, once for all layers of a kind."""
+    """Gathers each token's cosines and sines, and computes where its K and V are stored, once for
+    all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    # index in [blocks * Hkv]
+    # index of each token's block and head in storage viewed as [blocks * Hkv, ...]
     cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     first = cell * (2 * BLOCK_SIZE) + offset[:, None]
@@ -98,7 +103,7 @@ def rotate(x: Tensor, plan: RotaryPlan) -> None:
 
 
 def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
-    """Stores parts [T, 2 * Hkv, D]: k's heads, then v's."""
+    """Stores parts [T, 2 * Hkv, D], k's heads followed by v's, in a layer's KV."""
     width = parts.shape[2]
     if kv.scales is None:
         rows, apart = in_rows(kv.storage.view(kv.keys.dtype), width, width)
@@ -129,8 +134,8 @@ def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
 
 
 def _put(rows: Tensor, stored: Tensor, where: Tensor) -> None:
-    """Writes rows [n, D] into stored [rows, D]. torch copies number by number, so 16-byte numbers
-    take half the time."""
+    """Writes rows [n, D] to stored[where]. Both are viewed as 16-byte numbers if possible: torch
+    copies number by number, so this takes half the time."""
     rows = rows.to(stored.dtype)
     if (
         rows.shape[1] * rows.element_size() % 16 == 0

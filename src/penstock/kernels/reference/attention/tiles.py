@@ -1,11 +1,11 @@
-"""Tiles: the cut of a step's decode rows into rectangles for matrix products, computed once a step,
-on the host.
+"""Tiles: rectangles of decode queries for matrix products. A step's queries are divided into tiles
+once a step, on the host.
 
-A tile is n groups of M members (padded if they differ), with a prefix of L tokens per group and N
-own tokens per row (padded too); rows without a group are groups of one without a prefix. Cutting
-trades padding against calls: a call of torch costs microseconds, so a tile grows until its padding
-costs more than the calls of another tile. Knows tables, lengths and groups; no queries and no KV.
-"""
+A tile is n prefix groups of M members, with a prefix of L tokens per group and N own tokens per
+member. Groups with fewer members or tokens are padded. A query without a group is a group of one
+with no prefix. Larger tiles need fewer calls of torch, which cost microseconds each, but more
+padding: a tile grows until its padding costs more than the calls for another tile. Knows tables,
+lengths and groups; no queries and no KV."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from penstock.kernels.inputs import DecodeInputs
 
 Int = NDArray[np.int64]
 
-# Measured on 2 cores of a Zen 5, in units of 0.4 us: one pair of KV block and KV head of width 64,
-# gathered and multiplied.
-CALLS = 150  # torch's calls for one tile
-MEMBER_BLOCK = 0.17  # one member's queries of one KV head times one prefix block
-# own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before it is used
+# Costs measured on 2 cores of a Zen 5. The unit is 0.4 us, the time to gather and multiply one KV
+# block of one KV head of width 64.
+CALLS = 150  # cost of torch's calls for one tile
+MEMBER_BLOCK = 0.17  # cost of multiplying one member's queries of one KV head by one prefix block
+# Most own blocks x KV heads of a tile, 6 MB of gathered bf16 KV. More would leave the processor's
+# cache before it is used.
 TILE_BLOCKS = 1536
-TILE_SCORES = 1 << 21  # float scores of a tile
+TILE_SCORES = 1 << 21  # most scores of a tile
 
 
 @dataclass(slots=True)
 class Tile:
-    """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0
-    or -inf."""
+    """A tile of R = n * M queries: n groups of M members, L prefix tokens a group, N own tokens a
+    member. Indices are those of KV viewed as [blocks * kv_heads * 2, 16 * width]. Biases are added
+    to scores: 0, or -inf for tokens that a query doesn't see."""
 
-    rows: Int  # [R] rows of the step: R = n * M; a padded member repeats a row of its group
+    rows: Int  # [R] indices of queries in the step; padding repeats a member of its group
     groups: int  # n
     members: int  # M
     prefix: int  # L, tokens
@@ -44,12 +46,13 @@ class Tile:
     own_index: Tensor  # [2 * kv_heads * R * N / 16]
     prefix_bias: Tensor | None  # [n, 1, L]
     own_bias: Tensor | None  # [R, 1, N - own_clear]
-    own_clear: int  # leading own tokens that every row sees
+    own_clear: int  # the first own_clear own tokens are seen by every query, so they need no bias
 
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one group, or rows without a group with equally many own blocks."""
+    """Queries that go into the same tile: the members of a group, or queries without a group that
+    have equally many own blocks."""
 
     rows: Int  # [n, M]
     group: Int  # [n]; -1: no group
@@ -58,7 +61,8 @@ class _Part:
 
 
 def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> list[Tile]:
-    """Returns the tiles of a step."""
+    """Divides a step's decode queries into tiles. heads, kv_heads: of the layer. window: see
+    AttentionKind."""
     row_ids = decode.rows.to(torch.int64)
     lengths = decode.position.cpu().numpy().astype(np.int64) + 1
     skip = decode.skip.cpu().numpy().astype(np.int64)
@@ -75,7 +79,7 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> 
 def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: int) -> list[_Part]:
     if decode.groups is None:
         return []
-    # prefix blocks, members, own blocks, group, rows
+    # (prefix blocks, members, own blocks, group, rows) of each group
     pieces: list[tuple[int, int, int, int, Int]] = []
     starts = decode.groups.start.tolist()
     for group, prefix in enumerate(decode.groups.length.tolist()):
@@ -187,16 +191,16 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
 
 
 def _index(table: Tensor, kv_heads: int) -> Tensor:
-    """Returns indices of K, then of V, by KV head, then by row: [2 * kv_heads * n * blocks]. table:
-    [n, blocks]."""
+    """Returns indices of the blocks of table [n, blocks] in KV viewed as [blocks * kv_heads * 2,
+    ...]: all of K, then all of V, each sorted by KV head and row: [2 * kv_heads * n * blocks]."""
     part = torch.arange(2, device=table.device)[:, None, None, None]
     head = torch.arange(kv_heads, device=table.device)[:, None, None]
     return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
 
 
 def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:
-    """Returns a bias for tokens clear .. width: 0 if begin <= token < end, else -inf: [n, 1, width
-    - clear]."""
+    """Returns a bias of scores for tokens from `clear` to `width`, [n, 1, width - clear]: 0 if
+    begin <= token < end, else -inf. begin, end: [n]."""
     token = np.arange(max(clear, 0), width)
     seen = (token >= begin[:, None]) & (token < end[:, None])
     return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)

@@ -1,1 +1,1 @@
-"""Norms, activations, embedding: one read and one write of each row."""
+"""Norms, activations and embedding: operations on single rows."""

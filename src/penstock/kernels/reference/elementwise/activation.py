@@ -1,4 +1,4 @@
-"""Activations of the MLP's gate, and soft caps."""
+"""Activations of an MLP's gate, and soft caps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.kernels.reference.linear.fp8 import in_form
 def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     """Returns silu(gate) * up, [T, F], in `form`. gate_up: [T, 2F], the gate first.
 
-    torch's silu uses another exponential for elements left over at the end of a thread's share, so
-    a row's last bits would depend on the row count; its exp is the same for all. In bf16 the
-    difference is below the rounding."""
+    In float32 it is computed by torch's exp. torch's silu computes the last elements of a thread's
+    share by another exponential, so a row's last bits would depend on the number of rows. In bf16
+    the difference is smaller than the rounding."""
     gate, up = gate_up.chunk(2, dim=-1)
     if gate.dtype == torch.bfloat16:
         gated = F.silu(gate).mul_(up)
@@ -45,15 +45,15 @@ def relu2(x: Tensor, form: Form = "wide") -> Rows:
 
 
 def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
-    """Returns x * sigmoid(gate) in float32, with an exponential that is the same for every element.
-    x, gate: of one shape."""
+    """Returns x * sigmoid(gate) in float32, computed by torch's exp. torch's own sigmoid would make
+    a row's last bits depend on the number of rows. x, gate: of the same shape."""
     below = torch.neg(gate.float()).exp_().add_(1)
     return torch.div(x, below, out=below)
 
 
 def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:
-    """Adds scale * made * sigmoid(x . gate) to out, or scale * made without a gate; returns out.
-    out, made, x: [T, d]. gate: [1, d]."""
+    """Adds scale * made * sigmoid(x . gate) to out, or scale * made if gate is None; returns out.
+    It adds a shared expert's output `made`. out, made, x: [T, d]. gate: [1, d]."""
     if gate is None:
         return out.add_(made, alpha=scale)
     return out.addcmul_(made, F.linear(x, gate).sigmoid_(), value=scale)

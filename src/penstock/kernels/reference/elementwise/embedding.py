@@ -1,4 +1,4 @@
-"""Embedding: token ids to rows of the table."""
+"""Embedding in plain torch: looks up rows of the table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
-    """Returns rows [T, d] of table [rows, d] for ids [T] of any integer dtype. first: token of the
-    table's first row, for a range of the vocabulary; tokens outside it give 0. None: the table is
-    whole, and may lie in host memory."""
+    """Returns rows [T, d] of table [rows, d] for ids [T] of any integer dtype. first: token id of
+    the table's first row, if the table has a range of the vocabulary; tokens outside it give 0.
+    None: the table has the whole vocabulary, and may be in host memory."""
     if first is None:
         return table.index_select(0, ids.to(table.device)).to(ids.device)
     row = ids - first

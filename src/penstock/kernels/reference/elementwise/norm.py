@@ -1,5 +1,6 @@
-"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (HF's
-Llama), a float32 weight before it (HF's Gemma)."""
+"""RMS norms in plain torch, computed in float32. A weight of the model's dtype is applied after
+rounding to that dtype, as in HF's Llama; a float32 weight is applied before it, as in HF's Gemma.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Mixture of experts: routing, products of each expert's rows, a single token."""
+"""Mixtures of experts: routing and the experts' products."""

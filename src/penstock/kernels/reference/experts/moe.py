@@ -1,4 +1,5 @@
-"""Mixtures of experts in plain torch: routing of tokens, and the experts' products."""
+"""Mixtures of experts in plain torch. T: tokens, E: experts, k: experts per token, d: hidden size,
+F: inner size of an expert."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from penstock.kernels.routing import Routing
 
 
 def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the weights of a token's k experts [T, k] float32 and their numbers [T, k] int64, the
-    best first; among equals the lower number. scores: [T, E]. correction: see `Experts.correction`.
-    """
+    """Returns the weights of each token's k experts [T, k] float32 and the experts' numbers [T, k]
+    int64, the best expert first; of equally good ones, the lower number. scores: [T, E].
+    correction: see `Experts.correction`."""
     scores = scores.float()
     worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
-    # choose by the scores then: rounding hasn't made them equal
+    # without correction and groups, experts are chosen by scores: sigmoid or softmax may round
+    # different scores to equal values
     plain = correction is None and by.groups == 1
     choice = scores if plain else worth if correction is None else worth + correction
     if by.groups > 1:
@@ -30,7 +32,8 @@ def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tupl
 
 
 def _in_groups(choice: Tensor, by: Routing) -> Tensor:
-    """Returns choice [T, E] with -inf for experts outside the kept groups."""
+    """Returns choice [T, E], the values by which experts are chosen, with -inf for experts whose
+    group the token doesn't use."""
     grouped = choice.unflatten(1, (by.groups, -1))
     kept = _best(grouped.topk(2 if by.paired else 1, dim=-1).values.sum(-1), by.kept_groups)
     out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(
@@ -40,7 +43,8 @@ def _in_groups(choice: Tensor, by: Routing) -> Tensor:
 
 
 def _best(values: Tensor, count: int) -> Tensor:
-    """Returns the indices of the largest of each row, in falling order; among equals the first."""
+    """Returns the indices of the `count` largest values of each row, in falling order; equal values
+    in order of their indices."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
@@ -50,10 +54,11 @@ def prepare_experts(experts: Experts) -> Experts:
 
 
 def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
-    """Returns the sum of weight * expert(x), [T, d]. x: [T, d]. scores: of the router [T, E].
+    """Returns the sum of weight * expert(x), [T, d], summed in float32. x: [T, d]. scores: the
+    router's scores [T, E].
 
-    Sums are float32. On a GPU every expert processes every token, with weight 0 if it wasn't
-    chosen: the host waits for no data, so that a step can be captured."""
+    On a GPU every expert processes every token, with weight 0 if it wasn't chosen. So the host
+    doesn't wait for data from the device, and a step can be captured as a graph."""
     weights, chosen = route(scores, of.routing, of.correction)
     if of.answer_scale is not None:
         weights = weights * of.answer_scale[chosen]
@@ -73,8 +78,8 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
 
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
-    """Multiplies x [T, K] by an expert's matrix: [T, N] in x's dtype. A row's scale is applied
-    after its product."""
+    """Multiplies x [T, K] by an expert's matrix [N, K]: [T, N] in x's dtype. If a row of the matrix
+    has one scale, it is applied after the product."""
     if matrix.by_group or matrix.in_fp4 or matrix.integers:
         made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
     else:
@@ -84,15 +89,16 @@ def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
 
 
 def _middle(gate_up: Tensor, of: Experts) -> Tensor:
-    """Returns the experts' middle [T, F] of gate_up [T, 2F], or [T, F] without a gate."""
+    """Returns the activation of an expert, [T, F], the input of its down matrix. gate_up: [T, 2F],
+    or [T, F] without a gate."""
     if of.clamp is not None:
         return _clamped(gate_up, *of.clamp)
     return wide({"silu": silu_mul, "gelu_tanh": gelu_mul, "none": relu2}[of.gate](gate_up))
 
 
 def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:
-    """Returns the clamped middle [T, F] (see `Experts.clamp`) of gate_up [T, 2F].
-    float32 inside."""
+    """Returns the clamped activation [T, F] of gate_up [T, 2F], computed in float32. slope, most:
+    the two numbers of `Experts.clamp`."""
     gate, up = gate_up.float().chunk(2, -1)
     gate, up = gate.clamp(max=most), up.clamp(-most, most)
     return (gate * torch.sigmoid(gate * slope) * (up + 1)).to(gate_up.dtype)

@@ -1,1 +1,1 @@
-"""Products with a weight matrix: bf16, fp8, integers, four-bit floats; one row, few, many."""
+"""Products with a weight matrix, unquantized or quantized."""

@@ -1,5 +1,5 @@
-"""Products with float8 weights in plain torch: the weight is widened for each product, and scales
-are applied after it."""
+"""Products with float8 weights in plain torch. The weight is widened for each product; scales are
+applied to the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from penstock.kernels.reference.linear.linear import linear
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix(TakesWideRows):
-    """A matrix [out, in] e4m3 and float32 scales: one a row [out], or by group (fp8_groups.py)."""
+    """A matrix [out, in] e4m3 and its float32 scales: one a row [out], or several a row
+    (fp8_groups.py)."""
 
     numbers: Tensor
     scale: Tensor
@@ -48,7 +49,7 @@ def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor
 
 
 def in_form(x: Tensor, form: Form) -> Rows:
-    """Returns x [T, K] in `form`."""
+    """Returns x [T, K], quantized as `form` says."""
     return x if form == "wide" else quantize_rows(x, form)
 
 

@@ -1,5 +1,5 @@
-"""Products with float8 weights that have a scale for every 128 neighbours of a row, in plain torch:
-the weight is widened."""
+"""Products with group-scaled float8 weights in plain torch. A row of the weight has a scale for
+every 128 neighbours. The weight is widened for each product."""
 
 from __future__ import annotations
 

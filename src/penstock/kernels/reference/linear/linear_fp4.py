@@ -1,4 +1,4 @@
-"""Products with weights in four-bit floats, in plain torch: widened for each product."""
+"""Products with four-bit float weights in plain torch. The weight is widened for each product."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare_linear_fp4(
     numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype
 ) -> Fp4Matrix:
     """Prepares numbers, scale, whole in the layout of kernels/fp4_matrix.py for `linear_fp4`.
-    dtype: unused, as rows carry it here."""
+    dtype: not used; the product has the dtype of its rows."""
     return Fp4Matrix(numbers.contiguous(), scale.contiguous(), whole)
 
 

@@ -2,13 +2,13 @@
 
 On a CPU, for models in bfloat16 or float16:
 
-  8 bits, a scale a row   as integers, if the processor has VNNI: rows become 16-bit numbers, in two
-                          products of eight bits. Integer sums are exact, so a row's result can't
-                          depend on other rows or the kernel, and 16 bits lose less of a row than
-                          the rounding of the output
+  8 bits, a scale a row   as integers, if the processor has VNNI: rows become 16-bit numbers,
+                          multiplied as two products of eight bits. Integer sums are exact, so a
+                          row's result can't depend on other rows or on the library's kernel. The
+                          error of 16-bit rows is smaller than the rounding of the output
   4 bits in groups        torch's own product (bfloat16)
 
-All others are widened for each product. Comparison with other methods: LOG.md, 2026-11-23."""
+All other weights are widened for each product. LOG.md, 2026-11-23, compares other methods."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.reference.linear.linear import widened_linear
 
 ROWS_AT_ONCE = (
-    # rows whose float32 sums stay in a cache: 512 rows of 896 to 9,728 take 63 ms in 32s, 100 ms at
-    # once
+    # Rows per product, so that float32 sums stay in the cache: a product of 512 rows, 896
+    # inputs and 9,728 outputs takes 63 ms in calls of 32 rows, and 100 ms in one call.
     32
 )
-# largest 16-bit number of a row: its high byte is within -127 .. 127
+# largest 16-bit number of a row, so that its high byte is at least -127 and at most 127
 MOST = 127 * 256 + 127
-MIDDLE = 128  # offset that makes rows unsigned bytes for the products
-# numbers of a row whose sums can't overflow 32 bits: 2**31 / (128 * 128) is twice that
+MIDDLE = 128  # added to signed bytes of rows, since the products take unsigned bytes
+# most inputs, so that sums can't overflow 32 bits: 2**31 / (128 * 128) is twice as many
 LONGEST = 2**16
 FOUR_GROUPS = (32, 64, 128, 256)  # group sizes of torch's four-bit product
-FOUR_ROWS = 16  # outputs must be a multiple of it
+FOUR_ROWS = 16  # torch's four-bit product needs a multiple of so many outputs
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,8 +50,8 @@ class IntMatrix(TakesWideRows):
 
 @dataclass(slots=True, frozen=True)
 class VnniMatrix(TakesWideRows):
-    """A matrix [out, in] of eight bits in FBGEMM's or oneDNN's own layout, and its scales [out]
-    float32 / MOST. Both libraries give the same bits."""
+    """A matrix [out, in] of eight-bit integers in FBGEMM's or oneDNN's own layout, and its scales
+    [out] float32, divided by MOST. Both libraries' products give the same bits."""
 
     packed: Any
     by_fbgemm: bool
@@ -62,8 +62,8 @@ class VnniMatrix(TakesWideRows):
 
 @dataclass(slots=True, frozen=True)
 class FourMatrix(TakesWideRows):
-    """A matrix [out, in] of four bits in torch's own layout; a number stands for (number - 8) *
-    scale + offset."""
+    """A matrix [out, in] of four-bit integers in torch's own layout. A stored number means (number
+    - 8) * scale + offset."""
 
     packed: Tensor
     scale_offset: Tensor  # [groups, out, 2] bfloat16
@@ -93,9 +93,9 @@ def prepare_linear_int(
 
 
 def has_fbgemm() -> bool:
-    """Returns True if torch has FBGEMM's products: they stream a weight 1.5 times as fast as
-    oneDNN's at one row, and take 1.25 times as long at 64. PyTorch announces that a later release
-    drops the tensors they use."""
+    """Returns True if torch has FBGEMM's products. Compared with oneDNN's, they read a weight 1.5
+    times as fast at one row, and take 1.25 times as long at 64 rows. PyTorch announces that a later
+    release drops the quantized tensors that they need."""
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(
         torch, "_make_per_channel_quantized_tensor"
     )
@@ -109,7 +109,7 @@ def pack_vnni(numbers: Tensor, scale: Tensor, dtype: torch.dtype, by_fbgemm: boo
             torch.ops.onednn.qlinear_prepack(numbers, None), False, scale, zeros, dtype
         )
     with warnings.catch_warnings():
-        # PyTorch's notice that these tensors will be dropped
+        # the warning that PyTorch will drop quantized tensors
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
         tensor = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros.long(), 0)
         return VnniMatrix(
@@ -127,9 +127,9 @@ def _goes_as_integers(
 
 @cache
 def sums_are_exact(by_fbgemm: bool) -> bool:
-    """Returns True if a library's sums of byte products are exact. Without VNNI (ONEDNN_MAX_CPU_ISA
-    can disable it for oneDNN) pairs are added in 16 bits, which overflow for the largest numbers.
-    """
+    """Returns True if a library's sums of byte products are exact on this processor. Without VNNI
+    (which ONEDNN_MAX_CPU_ISA can disable for oneDNN), pairs of products are added in 16 bits, which
+    large numbers overflow."""
     into = 64
     numbers = torch.full((16, into), 127, dtype=torch.int8)
     matrix = pack_vnni(numbers, torch.ones(16), torch.float32, by_fbgemm)
@@ -163,7 +163,7 @@ def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tenso
 
 
 def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:
-    """Returns the numbers of some rows of the matrix, [rows, in] float32."""
+    """Returns the dequantized numbers of some rows of the matrix, [rows, in] float32."""
     numbers, scale = matrix.numbers[rows], matrix.scale[rows].float()
     if numbers.dtype == torch.uint8:
         numbers, missing = unpack_four(numbers), float(ZERO_OF_FOUR)
@@ -175,11 +175,11 @@ def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:
 
 
 def _vnni(x: Tensor, matrix: VnniMatrix, bias: Tensor | None) -> Tensor:
-    """Multiplies rows as 16-bit integers: a row is (its largest magnitude / MOST) * (256 * high +
-    low), and the products of both bytes are taken together.
+    """Returns the product with rows that are quantized to 16-bit integers: a row is (its largest
+    magnitude / MOST) * (256 * high + low). The products of the high and of the low bytes are added.
 
-    Each step is one rounding, so the result doesn't depend on other rows. A row of zeros gives 0
-    for any integers."""
+    Every operation is exact or rounds each number by itself, so a row's result doesn't depend on
+    other rows."""
     count, into = x.shape
     wide = x.float()
     most = wide.abs().amax(1, keepdim=True)
@@ -195,8 +195,8 @@ def _vnni(x: Tensor, matrix: VnniMatrix, bias: Tensor | None) -> Tensor:
 
 
 def _sums(rows: Tensor, matrix: VnniMatrix) -> Tensor:
-    """Multiplies rows [T, in] float32, whole numbers of -128 to 127, by the weight's numbers and
-    scales."""
+    """Returns the product of rows [T, in] float32, which are whole numbers from -128 to 127, with
+    the scaled weight."""
     if matrix.by_fbgemm:
         return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             rows, 1.0, MIDDLE, matrix.packed

@@ -1,9 +1,12 @@
-"""The gated delta rule in plain torch, in float32: rows token by token, chunks in blocks of 64 by
-its WY form.
+"""The gated delta rule in plain torch, in float32. Decode rows are computed one token at a time,
+chunks of prompts in blocks of 64 tokens by the WY representation.
 
-In a block, S0 is the state before it and G[i] the product of decays up to token i. Token i writes
-u[i], which subtracts what its key finds in S0 and in earlier tokens' writes (arXiv:2412.06464,
-section 3.3): a triangular system."""
+In a block, S0 is the state before it and G[i] the product of decays up to token i. Token i adds
+k[i] u[i] to the state. u[i] depends on S0 and on the u of earlier tokens, which is a triangular
+system of equations (arXiv:2412.06464, section 3.3).
+
+T: a step's tokens, R: decode rows, n: tokens of a block, H: value heads, K: numbers of a key, V:
+numbers of a value."""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from penstock.kernels.reference.elementwise.activation import over_sigmoid
 from penstock.kernels.reference.recurrent.short_conv import convolved
 
 BLOCK = 64  # tokens of a block
-STEEP = 20.0  # softplus(x) equals x from here on
+STEEP = 20.0  # softplus(x) equals x in float32 from here on
 
 
 def delta_rule(
@@ -62,7 +65,8 @@ def delta_rule(
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Returns log(1 + exp(x)), with exponentials that are the same for every element."""
+    """Returns log(1 + exp(x)). Not torch's softplus, which computes some elements by another
+    exponential, so a row's last bits would depend on the number of rows."""
     return torch.where(x > STEEP, x, x.clamp_max(STEEP).exp().log1p())
 
 
@@ -79,8 +83,8 @@ def _rows(
     matrix: Tensor,
     states: StateInputs,
 ) -> Tensor:
-    """Returns the outputs [R, H, V]; rows that fold update their matrices. q, k: [R, H, K]. v: [R,
-    H, V]. rate, decay: [R, H]."""
+    """Returns the outputs of decode rows, [R, H, V]. Rows with `states.folds` update their state
+    matrices. q, k: [R, H, K]. v: [R, H, V]. rate, decay: [R, H]."""
     slots = states.slots.long()
     held = matrix.index_select(0, slots).float()
     decayed = held * decay.exp()[:, :, None, None]
@@ -94,13 +98,13 @@ def _rows(
 def _block(
     q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the outputs [n, H, V] of a block, and the state after it. q, k: [n, H, K]. v: [n, H,
-    V]. rate, decay: [n, H]. state: [H, K, V]."""
+    """Returns the outputs [n, H, V] of a block of tokens, and the state after it. q, k: [n, H, K].
+    v: [n, H, V]. rate, decay: [n, H]. state: [H, K, V]."""
     q, k, v, rate, decay = (x.transpose(0, 1) for x in (q, k, v, rate, decay))
     total = decay.cumsum(1)
-    # [H, n, n]: decay from token j to i
+    # [H, n, n]: product of the decays after token j, up to token i
     between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    # the diagonal is 1 (unitriangular)
+    # the diagonal is taken as 1, since the solver is told that it is unitriangular
     system = rate[..., None] * (k @ k.transpose(1, 2)) * between
     since = total.exp()[..., None]
     right = rate[..., None] * (v - since * (k @ state))
@@ -111,8 +115,8 @@ def _block(
 
 
 def _gated_norm(x: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
-    """Returns the norm of each head of x [T, H, V], times silu(z), rounded in between as in
-    transformers. z: [T, H * V]."""
+    """Returns the norm of each head of x [T, H, V], times silu(z). Results in between are rounded
+    as in transformers. z: [T, H * V]."""
     wide = x.float()
     normed = (wide * (wide.square().mean(-1, keepdim=True) + weights.eps).rsqrt()).to(x.dtype)
     gate = z.reshape(x.shape).float()

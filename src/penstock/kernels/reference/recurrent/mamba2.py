@@ -1,9 +1,12 @@
-"""Mamba2's recurrence in plain torch, in float32: rows token by token, chunks in blocks of 64 by
-its dual form.
+"""Mamba2's recurrence in plain torch, in float32. Decode rows are computed one token at a time,
+chunks of prompts in blocks of 64 tokens by the dual form.
 
-In a block, S0 is the state before it and G[i] the sum of dt a up to token i (arXiv:2405.21060,
-section 6): token i sees S0 with factor exp(G[i]), and token j's write with factor exp(G[i] - G[j]).
-"""
+In a block, S0 is the state before it and G[i] the sum of dt * a up to token i. Token i's output has
+S0 with the factor exp(G[i]), and what token j added to the state with the factor exp(G[i] - G[j])
+(arXiv:2405.21060, section 6).
+
+T: a step's tokens, R: decode rows, n: tokens of a block, H: heads, P: numbers of a head, N: width
+of the state."""
 
 from __future__ import annotations
 
@@ -60,8 +63,8 @@ def mamba2(
 def _rows(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, matrix: Tensor, states: StateInputs
 ) -> Tensor:
-    """Returns the outputs [R, H, P]; rows that fold update their matrices. x: [R, H, P]. b, c: [R,
-    H, N]. dt, decay: [R, H]."""
+    """Returns the outputs of decode rows, [R, H, P]. Rows with `states.folds` update their state
+    matrices. x: [R, H, P]. b, c: [R, H, N]. dt, decay: [R, H]."""
     slots = states.slots.long()
     held = matrix.index_select(0, slots).float()
     new = held * decay.exp()[:, :, None, None] + (b * dt[..., None])[..., None] * x[:, :, None]
@@ -73,11 +76,11 @@ def _rows(
 def _block(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the outputs [n, H, P] of a block, and the state after it. x: [n, H, P]. b, c: [n, H,
-    N]. dt, decay: [n, H]. state: [H, N, P]."""
+    """Returns the outputs [n, H, P] of a block of tokens, and the state after it. x: [n, H, P]. b,
+    c: [n, H, N]. dt, decay: [n, H]. state: [H, N, P]."""
     x, b, c, dt, decay = (each.transpose(0, 1) for each in (x, b, c, dt, decay))
     total = decay.cumsum(1)
-    # [H, n, n]: decay from token j to i
+    # [H, n, n]: product of the decays after token j, up to token i
     between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
     scores = (c @ b.transpose(1, 2)) * between * dt[:, None]
     out = scores @ x + total.exp()[..., None] * (c @ state)
@@ -88,8 +91,8 @@ def _block(
 def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
 ) -> Rows:
-    """Returns x * silu(gate) [T, F], normed in groups of F / groups neighbours, times weight;
-    weight None: x * silu(gate). x, gate: [T, F]. weight: [F]."""
+    """Returns the RMS norm of x * silu(gate) [T, F], in groups of F / groups neighbours, times
+    weight. weight None: returns x * silu(gate). x, gate: [T, F]. weight: [F]."""
     wide = over_sigmoid(gate.float(), gate) * x.float()
     if weight is None:
         return in_form(wide.to(x.dtype), form)

@@ -1,8 +1,11 @@
-"""Short causal convolutions per channel in plain torch, and LFM2's with its two gates.
+"""Short causal convolutions per channel in plain torch. They include LFM2's with its two gates.
 
-A window is a ring: the token at position p is at p % taps. A row's newest token is read from the
-input, so that a row that doesn't fold gives the same output again. Sums go tap by tap, the oldest
-first, in float32, so a token's output is the same in a chunk and in a decode row."""
+A window has a sequence's last inputs as a ring: the token at position p is at index p % taps. A
+row's newest token is read from the input, not the window, so a step that repeats it gives the same
+output. Sums are made in float32, one tap after the other, the oldest first, so a token's output is
+the same in a chunk and in a decode row.
+
+T: a step's tokens, c: channels, n: tokens of a chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from penstock.kernels.inputs import StateInputs, StepInputs
 def short_conv(
     given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """Returns [T, c]. given: [T, 3c]: gate of the input, gate of the output, the values. weight:
+    """Returns [T, c]. given: [T, 3c]: gate of the values, gate of the output, the values. weight:
     [c, taps]. window: [slots, taps, c]. The contract is `ops.GatedConvolution`."""
     gate_in, gate_out, values = given.chunk(3, dim=1)
     return gate_out * convolved(gate_in * values, weight, bias, window, inputs).to(given.dtype)
@@ -24,8 +27,8 @@ def short_conv(
 def convolved(
     came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """Returns the convolution [T, c] float32 of came [T, c], and stores the tokens in window
-    [slots, taps, c]. weight: [c, taps]. bias: [c] or None."""
+    """Returns the convolution [T, c] float32 of the inputs came [T, c], and stores the inputs in
+    window [slots, taps, c]. weight: [c, taps]. bias: [c] or None."""
     states, rows = inputs.states, inputs.rows
     assert states is not None, "a layer with a window has slots"
     mixed = torch.empty(came.shape, dtype=torch.float32, device=came.device)
@@ -46,8 +49,8 @@ def convolved(
 def _rows(
     came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor
 ) -> list[Tensor]:
-    """Returns the inputs of each tap [rows, c], and stores the newest tokens of rows that fold in
-    their windows."""
+    """Returns each tap's inputs for decode rows, [rows, c] each, and stores the newest inputs of
+    rows with `states.folds` in their windows. came: [rows, c]."""
     slots = states.slots.long()
     held = window.index_select(0, slots)
     every = torch.arange(slots.shape[0], device=slots.device)
@@ -60,8 +63,8 @@ def _rows(
 def _chunk(
     came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor
 ) -> None:
-    """Convolves one chunk came [n, c], after `context` tokens, into mixed [n, c]. window: [taps,
-    c]."""
+    """Writes the convolution of a chunk's inputs came [n, c] to mixed [n, c]. context: tokens of
+    the prompt before the chunk. window: [taps, c], updated."""
     taps, count = weight.shape[1], came.shape[0]
     before = window[[(context - back) % taps for back in range(taps - 1, 0, -1)]]
     seen = torch.cat((before, came))
@@ -71,8 +74,8 @@ def _chunk(
 
 
 def _weighed(taps: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns the weighted sum over taps, [n, c] float32. taps: [n, c] each, the oldest token's
-    first."""
+    """Returns the weighted sum over taps, [n, c] float32. taps: each tap's inputs [n, c], the
+    oldest tokens' first."""
     total = taps[0].float() * weight[:, 0].float()
     for tap, seen in enumerate(taps[1:], 1):
         total += seen.float() * weight[:, tap].float()

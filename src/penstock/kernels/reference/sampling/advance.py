@@ -1,5 +1,5 @@
-"""Ends a step on the device in plain torch: drafts are compared with what was drawn, and rows take
-their new tokens."""
+"""Ends a step on the device, in plain torch. It compares drafts with the sampled tokens, and stores
+each row's new tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import RowState
 
-NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
+# equals schedule.step.NO_TOKEN: no token, as the row was done before the step or is padding
+NO_TOKEN = -1
 
 
 def advance(
@@ -20,12 +21,14 @@ def advance(
     rows: RowState,
     told: Tensor | None = None,
 ) -> Tensor:
-    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
-    row_ids: [S] of queries. drawn: [S] int32.
+    """Stores a step's sampled tokens in the rows; returns the tokens for the host, [S] int32.
+    row_ids: [S], row of each of the S queries. drawn: [S] int32, token sampled for each query.
+    told: buffer for the result.
 
-    A row takes the draw of its first query, and each further draw whose query's draft equals the
-    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
-    before. A row with BAD_LOGITS becomes done. queries: None if no row has more than one."""
+    A row takes the token of its first query. It takes the token of each following query as long as
+    that query's draft equals the token before it, until the row ends. Other queries return
+    NO_TOKEN, as do rows that were done before. A row whose token is BAD_LOGITS becomes done.
+    queries: None if no row has more than one query."""
     told = torch.empty_like(drawn) if told is None else told
     if queries is None:
         return told.copy_(_take(row_ids.to(torch.int64), drawn, rows))
@@ -33,15 +36,15 @@ def advance(
     for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
         at = (queries.offset == offset).nonzero()[:, 0]
         if offset:
-            # drafts are never negative: a query after NO_TOKEN ends here
+            # drafts are never negative, so a query after one with NO_TOKEN is dropped here
             at = at[told[at - 1] == queries.draft[at]]
         told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
     return told
 
 
 def _take(row: Tensor, drawn: Tensor, rows: RowState) -> Tensor:
-    """Stores one draw a row; returns the tokens for the host, [S] int32. row: [S] int64. drawn: [S]
-    int32."""
+    """Stores one sampled token a row; returns the tokens for the host, [S] int32. row: [S] int64,
+    distinct rows. drawn: [S] int32."""
     done = rows.done.index_select(0, row) != 0
     drawn = torch.where(done, NO_TOKEN, drawn)
     moved = drawn >= 0

@@ -1,10 +1,14 @@
-"""min_p, top_k and top_p: draw again until a token stays. The contract is in `sample`.
+"""The filters min_p, top_k and top_p in plain torch. A row whose sampled token is filtered out is
+sampled again until a token passes. The contract is in `sample`.
 
-Takes rows that were drawn once. All filters together keep a beginning of the order of tokens, so
-they are one cut: the last token that stays. A row with top_k or min_p finds its cut at once, among
-as many tiles as tokens stay. A row with top_p alone sums the tokens above the drawn one, in the few
-tiles that hold any, and is sorted only after three misses: one row in a thousand at top_p = 0.9.
-The choice of rows depends on data, so on a GPU the host waits for it."""
+Tokens are ordered by their logits. The filters together keep the first tokens of this order, so the
+last kept token (the cut) decides about all tokens. For a row with top_k or min_p the cut is
+computed at once, from at most as many tiles of 128 tokens as there are kept tokens. For a row with
+top_p alone, the probabilities of the tokens above the sampled one are summed, in the few tiles that
+have any. It is sorted only after three attempts, which at top_p = 0.9 happens to one row in a
+thousand.
+
+On a GPU the host waits for the device, since which rows are sampled again depends on data."""
 
 from __future__ import annotations
 
@@ -18,15 +22,16 @@ from penstock.kernels.inputs import TILE
 from penstock.kernels.reference.sampling.tile_draw import Drawable, draw, tile_sums
 
 ATTEMPTS = 8
-_SCANS = 3  # attempts checked without a sort
-_PIECE = 1 << 22  # logits held in float32 at once, in several copies
+_SCANS = 3  # attempts that are checked without sorting
+_PIECE = 1 << 22  # logits that are processed at once, in float32 and several copies
 
-Stays = Callable[[Tensor, Tensor], Tensor]  # rows [m] int64, tokens [m] -> [m] bool
+# function (rows [m] int64, tokens [m]) -> [m] bool: True if the token passes the filters
+Stays = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True)
 class Filters:
-    """The filters of n rows."""
+    """The filters of n rows, in the order of the rows."""
 
     top_p: Tensor  # [n] float32
     top_k: Tensor  # [n] int64; the vocabulary's size if off
@@ -37,8 +42,8 @@ class Filters:
 
 
 def filtered(rows: Drawable, top_p: Tensor, top_k: Tensor, min_p: Tensor, tokens: Tensor) -> None:
-    """Draws again for rows whose token of attempt 0 is filtered out. tokens: [n] int64, changed in
-    place."""
+    """Samples again for rows whose token is filtered out. tokens: [n] int64, sampled in attempt 0;
+    changed in place. top_p, top_k, min_p: [n]."""
     vocabulary = rows.logits.shape[1]
     k = torch.where(top_k > 0, top_k.to(torch.int64).clamp(max=vocabulary), vocabulary)
     filters = Filters(top_p, k, min_p)
@@ -53,7 +58,8 @@ def filtered(rows: Drawable, top_p: Tensor, top_k: Tensor, min_p: Tensor, tokens
 
 
 def _redrawn(rows: Drawable, filters: Filters, tokens: Tensor, scans: int) -> Tensor:
-    """Returns tokens [n] that stay. tokens: [n] of attempt 0."""
+    """Returns tokens [n] that pass the filters. tokens: [n], sampled in attempt 0. scans: attempts
+    that are checked without sorting."""
     left = torch.arange(tokens.shape[0], device=tokens.device)
     if scans:
         left = _attempts(
@@ -82,8 +88,9 @@ def _redrawn(rows: Drawable, filters: Filters, tokens: Tensor, scans: int) -> Te
 def _attempts(
     rows: Drawable, tokens: Tensor, left: Tensor, attempts: range, stays: Stays
 ) -> Tensor:
-    """Draws rows `left` repeatedly; returns the rows whose token is still filtered out. Attempt 0
-    is in `tokens`, which is changed."""
+    """Samples rows `left` [m] again, attempt by attempt, until their tokens pass; returns the rows
+    whose token is still filtered out. tokens: [n], changed in place. stays: tells whether tokens
+    pass."""
     for attempt in attempts:
         if attempt:
             tokens[left] = draw(rows.take(left), attempt)
@@ -98,19 +105,20 @@ def _logit(rows: Drawable, row: Tensor, token: Tensor) -> Tensor:
 
 
 def _inside(logit: Tensor, token: Tensor, value: Tensor, bound: Tensor) -> Tensor:
-    """Returns True for tokens at or above the cut, whose logit is `value` and id `bound`."""
+    """Returns True for tokens that come before the cut or are the cut. logit, token: of the tokens.
+    value, bound: logit and id of the cut."""
     return (logit > value) | ((logit == value) & (token <= bound))
 
 
 def _scan(rows: Drawable, top_p: Tensor, token: Tensor) -> Tensor:
-    """Returns True for tokens [n] that stay, for rows with top_p alone."""
+    """Returns True for tokens [n] that pass top_p, for rows with top_p as their only filter."""
     value = _logit(rows, torch.arange(token.shape[0], device=token.device), token)
     return _mass_above(rows, token, value) < top_p * rows.masses().sum(-1)
 
 
 def _mass_above(rows: Drawable, token: Tensor, value: Tensor) -> Tensor:
-    """Returns the mass of the tokens above each row's token [n], [n] float32. In real text few
-    tiles have any."""
+    """Returns the mass (sum of e, see `sample`) of the tokens that come before each row's token
+    [n], [n] float32. value: the tokens' logits. For real text, few tiles have such tokens."""
     row, tile = torch.nonzero(rows.peak >= value[:, None], as_tuple=True)
     logit = rows.tiles(row, tile)
     ids = tile[:, None] * TILE + torch.arange(TILE, device=tile.device)
@@ -119,7 +127,7 @@ def _mass_above(rows: Drawable, token: Tensor, value: Tensor) -> Tensor:
 
 
 def _count_of_floor(rows: Drawable, min_p: Tensor) -> Tensor:
-    """Returns how many tokens min_p leaves, [n] int64."""
+    """Returns how many tokens of each row pass min_p, [n] int64."""
     every = torch.arange(min_p.shape[0], device=min_p.device)
     row, tile = torch.nonzero(rows.e(rows.peak.clone(), every) >= min_p[:, None], as_tuple=True)
     return _by_row(
@@ -128,15 +136,16 @@ def _count_of_floor(rows: Drawable, min_p: Tensor) -> Tensor:
 
 
 def _by_row(rows: Drawable, row: Tensor, tile: Tensor, sums: Tensor) -> Tensor:
-    """Adds sums of some tiles [q] by row [n]. Sums go over all tiles, so that the order doesn't
-    depend on other rows."""
+    """Adds the sums of some tiles, [q], for each row, [n]. row, tile: [q], row and tile of each
+    sum. A row's sum goes over all its tiles, with zeros for the others, so that the order of
+    summing doesn't depend on other rows."""
     every = torch.zeros(rows.peak.shape, dtype=sums.dtype, device=sums.device)
     every[row, tile] = sums
     return every.sum(-1)
 
 
 def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
-    """Returns the last token of each row that stays: its logit [n] float32 and its id [n] int64."""
+    """Returns the cut of each row, its last kept token: logit [n] float32 and id [n] int64."""
     k = filters.top_k.clone()
     floored = torch.nonzero(filters.min_p > 0)[:, 0]
     if floored.numel():
@@ -158,8 +167,8 @@ def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
 
 
 def _largest(rows: Drawable, k: int) -> Tensor:
-    """Returns each row's k largest logits, falling: [n, k] float32. They lie in the k tiles with
-    the largest peaks."""
+    """Returns each row's k largest logits in falling order, [n, k] float32. They are in the k tiles
+    with the largest peaks (largest logit of a tile)."""
     n, vocabulary = rows.place.shape[0], rows.logits.shape[1]
     if k > vocabulary // 4:
         return rows.logits[rows.place].to(torch.float32).sort(dim=-1, descending=True).values
@@ -182,8 +191,8 @@ def _nth_equal(rows: Drawable, value: Tensor, nth: Tensor) -> Tensor:
 
 
 def _draw_inside(rows: Drawable, value: Tensor, bound: Tensor) -> Tensor:
-    """Sets filtered tokens to -inf and draws with attempt 8, for the few rows that all attempts
-    missed."""
+    """Samples with attempt 8, for the few rows for which no earlier attempt passed: all filtered
+    tokens are set to -inf first. value, bound: logit and id of the cut."""
     logits = rows.logits[rows.place].to(torch.float32)
     ids = torch.arange(logits.shape[1], device=logits.device)
     logits.masked_fill_(~_inside(logits, ids, value[:, None], bound[:, None]), -torch.inf)

@@ -1,7 +1,8 @@
-"""label_logprobs: log-probabilities under raw logits of the ids that a request names, in place of
-the most likely.
+"""label_logprobs: log-probabilities of the token ids that requests name. They replace those of the
+most likely tokens, and are computed from raw logits.
 
-A few gathers, on any device, if a step's rows need them. Knows logits, ids and columns of rows."""
+This takes a few torch calls, on any device, in steps with such requests. Knows logits, ids and
+per-row arrays."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ def label_logprobs(
     out: tuple[Tensor, Tensor, Tensor],
     part: VocabularyPart | None = None,
 ) -> None:
-    """Writes log-probabilities of the named ids. logits: raw, [n, vocabulary], of rows row_ids [n];
-    tokens: [n] drawn. out: chosen [n] is read; ids and top [n, most] are written for rows with
-    named ids, in their order.
+    """Writes log-probabilities of the named ids. logits: raw, [n, vocabulary], of rows row_ids [n].
+    tokens: [n], sampled. out: (chosen [n], log-probability of the sampled tokens, which is read;
+    ids and top [n, most], which are written for rows with named ids, in their order).
 
-    pool: [ids] int32; a row's named ids follow its biases and bad words, as many as rows.logprobs.
-    part: this rank's range if ranks share a vocabulary."""
+    pool: [ids] int32; a row's named ids follow its biases and bad words there, and rows.logprobs is
+    their number. part: this rank's range of the vocabulary if ranks divide it."""
     chosen, ids, top = out
     row = row_ids.to(torch.int64)
     place = torch.arange(ids.shape[1], device=logits.device)
@@ -41,7 +42,8 @@ def label_logprobs(
     else:
         column, mine = part.columns(wanted, logits.shape[1])
         raw = part.most(torch.where(mine, logits.gather(1, column).to(torch.float32), -torch.inf))
-    # the log of the sum, from the drawn token's logit and logprob
+    # logarithm of the softmax's denominator, computed from the sampled token's logit and
+    # log-probability
     log_sum = raw[:, -1:] - chosen[:, None]
     ids.copy_(torch.where(asks, labels, ids))
     top.copy_(torch.where(asks, raw[:, :-1] - log_sum, top))

@@ -1,7 +1,7 @@
-"""token_logprobs: natural log-probabilities of chosen tokens under raw logits, their ranks, and the
-k most likely.
+"""token_logprobs: log-probabilities of given and most likely tokens. They are natural logarithms,
+computed from raw logits; penalties and filters change only the sampler's copy of the logits.
 
-Knows logits and ids; the sampler's changes to its copy of the logits don't matter here."""
+Knows logits and ids."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _PIECE = 1 << 22
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]. logits: [m,
-    vocabulary] of any float type. tokens: [m].
+    """Returns (chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]): the
+    log-probability and rank of each row's token, and ids and log-probabilities of the k most likely
+    tokens. logits: [m, vocabulary] of any float type. tokens: [m].
 
-    rank is 1 + the number of tokens with a strictly larger logit. The k most likely are in order,
-    the lower id first among equals; if the vocabulary is smaller than k, ids end in -1 and top in
-    -inf. A row with a negative token (none was drawn) gets the values of token 0; readers skip it.
-    """
+    rank is 1 + the number of tokens with a larger logit. The most likely tokens come first, of
+    equally likely ones the lower id; if the vocabulary is smaller than k, ids end in -1 and top in
+    -inf. A row with a negative token (none was sampled) gets the values of token 0, which callers
+    ignore."""
     step = max(1, _PIECE // logits.shape[1])
     parts = [
         _piece(logits[i : i + step], tokens[i : i + step], k)
@@ -41,9 +42,9 @@ def logprobs_rows(
     scratch: object,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Writes log-probabilities to out: chosen [n], rank [n], ids [n, most], top [n, most], for rows
-    with rows.logprobs >= 0; the others are unchanged. logits: raw, [n, vocabulary], of rows row_ids
-    [n]. tokens: [n]."""
+    """Writes the results of `token_logprobs` to out (chosen [n], rank [n], ids [n, most], top [n,
+    most]) for rows with rows.logprobs >= 0; other rows are unchanged. logits: raw, [n, vocabulary],
+    of rows row_ids [n]. tokens: [n]."""
     place = (rows.logprobs[row_ids.to(torch.int64)] >= 0).nonzero()[:, 0]
     if place.shape[0] == logits.shape[0]:
         found = token_logprobs(logits, tokens, most)
@@ -56,11 +57,12 @@ def logprobs_rows(
 def rank_logprobs(
     logits: Tensor, tokens: Tensor, k: int, part: VocabularyPart
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns `token_logprobs` if ranks share a vocabulary, on any device. logits: raw, [m, this
-    rank's range]. tokens: [m] of the whole vocabulary.
+    """Returns the results of `token_logprobs` if ranks divide the vocabulary, on any device.
+    logits: raw, [m, this rank's range]. tokens: [m] of the whole vocabulary.
 
-    Three gathers: the top; each rank's part of the sum, the token's logit and the rank's k most
-    likely; the count of larger logits. 16 bytes a row, and 8 for each of the k."""
+    The ranks exchange data three times: the largest logit; each rank's part of the softmax's
+    denominator, the token's logit and the rank's k most likely tokens; the number of larger logits.
+    That is 16 bytes a row, and 8 bytes for each of the k."""
     m = logits.shape[0]
     peak, top, mass = tile_sums(logits, torch.ones(m, device=logits.device), agree=part.most)
     assert mass is not None
@@ -73,7 +75,7 @@ def rank_logprobs(
     )
     total, raw = top + told[:, :, 0].sum(0).log(), told[:, :, 1].amax(0)
     rank = 1 + part.total((logits > raw[:, None].to(logits.dtype)).sum(-1))
-    # rank order: the lower id comes first among equals
+    # concatenated in rank order, so that of equal values the one with the lower id comes first
     values = told[:, :, 2 : 2 + k].transpose(0, 1).reshape(m, -1)
     ids = told[:, :, 2 + k :].contiguous().view(torch.int32).transpose(0, 1).reshape(m, -1)
     values, order = values.sort(dim=-1, descending=True, stable=True)
@@ -97,8 +99,8 @@ def _piece(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _largest(logits: Tensor, peak: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the k largest of each row, the lower id first among equals: [m, k] int32, [m, k]
-    float32."""
+    """Returns ids [m, k] int32 and values [m, k] float32 of each row's k largest logits, of equal
+    ones the lower id first. peak: the largest logit of each row."""
     m, vocabulary = logits.shape
     ids = torch.full((m, k), -1, dtype=torch.int32, device=logits.device)
     values = torch.full((m, k), -torch.inf, device=logits.device)
@@ -114,8 +116,8 @@ def _largest(logits: Tensor, peak: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """Returns int64 that sort like the float32 values [m, n], the lower column before
-    an equal one."""
+    """Returns int64 keys [m, n] whose falling order is that of the float32 values [m, n]; of equal
+    values, the lower column has the larger key."""
     as_int = (x + 0.0).contiguous().view(torch.int32).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
     rising = torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF))
     return (rising << 32) - torch.arange(x.shape[1], device=x.device)

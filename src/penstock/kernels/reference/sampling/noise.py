@@ -1,9 +1,9 @@
-"""Counter noise: (seed, sample, position, attempt, stream, lane) determines a number, whatever else
-runs.
+"""Random numbers for sampling, from a counter. (seed, sample, position, attempt, stream, lane)
+determines a number, so it doesn't depend on other rows or steps.
 
-Draws nothing and knows no logits. All arithmetic is 32-bit integer that wraps, so that another
-column can make the same bits; torch's int32 stands for uint32 (a logical shift is an arithmetic one
-and a mask).
+Knows no logits. All arithmetic is on 32-bit integers that wrap around, so that the Triton kernels
+can compute the same bits. Here torch's int32 is used as uint32 (a logical shift is an arithmetic
+shift and a mask).
 
   mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
               ("lowbias32")
@@ -14,25 +14,27 @@ and a mask).
   uniform     ((bits >> 9) + 0.5) * 2^-23: 23 bits, never 0 or 1, exact in float32
   gumbel      -log(-log(uniform)), between -2.81 and 16.64
 
-The key has two words, since one would collide for thousands of pairs among the 2^24 tokens of one
-long job. A position is below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes). Source of
-the mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain."""
+The key has two words, since with one word thousands of pairs among the 2^24 tokens of a long job
+would have equal keys. A position is below 2^26 and an attempt below 16. Stream 0 is for sampling a
+tile, stream 1 for sampling a token (lane) in a tile. Source of the mixing function: Chris Wellons,
+"Prospecting for Hash Functions" (2018), public domain."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-TILES, LANES = 0, 1  # streams
+TILES, LANES = 0, 1  # streams: for sampling a tile, for sampling a token in it
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-_STARTS = (0x243F6A88, 0x85A308D3 - (1 << 32))  # digits of pi
+# starting values of the two words of a key: digits of pi
+_STARTS = (0x243F6A88, 0x85A308D3 - (1 << 32))
 _MULTIPLY_1 = 0x7FEB352D
 _MULTIPLY_2 = 0x846CA68B - (1 << 32)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Mixes an int32 tensor in place and returns it."""
+    """Applies `mix` to an int32 tensor in place and returns it."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= _MULTIPLY_1
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
@@ -47,7 +49,8 @@ def _low_word(x: Tensor) -> Tensor:
 
 
 def row_keys(seed: Tensor, sample: Tensor) -> Tensor:
-    """Returns the common part of a row's keys, [2, n] int32. seed: [n] int64. sample: [n] int32."""
+    """Returns the part of a row's keys that is the same in all steps, [2, n] int32. seed: [n]
+    int64. sample: [n] int32, number of the sample in its request."""
     h = torch.stack([torch.full_like(sample, start) for start in _STARTS])
     for word in (_low_word(seed), _low_word(seed >> 32), sample):
         h = _mix((h ^ word) + _GOLDEN)
@@ -60,8 +63,8 @@ def keys(rows: Tensor, position: Tensor, attempt: int, stream: int) -> Tensor:
 
 
 def bits(key: Tensor, lanes: int, first: int = 0) -> Tensor:
-    """Returns random bits [n, lanes] int32, all 32 bits, of the lanes from `first` on. key: [2,
-    n]."""
+    """Returns 32 random bits, int32, for each row and each of the `lanes` lanes from `first` on:
+    [n, lanes]. key: [2, n]."""
     lane = torch.arange(first, first + lanes, dtype=torch.int32, device=key.device) * _GOLDEN
     return _mix(_mix(key[0][:, None] + lane) ^ key[1][:, None])
 

@@ -1,8 +1,9 @@
-"""Changes of a row's logits before the draw: logit_bias, penalties, barred ids, token masks.
+"""Changes of logits before sampling, in plain torch. They are logit_bias, penalties, barred ids,
+bad words and token masks (of structured output).
 
-Knows logits, ids and the pool of tokens; not why a row needs a change. Each operation changes
-float32 logits [n, vocabulary] in place, only in the given rows. No counts are kept between steps: a
-row's tokens lie in a pool with the geometry of its KV, and are counted each time
+Knows logits, ids and stored tokens; not why a row needs a change. Each operation changes float32
+logits [n, vocabulary] in place, only in the given rows. Token counts are not kept between steps: a
+row's tokens are stored in blocks as its KV is, and are counted in every step
 (docs/design/penalties.md tells why)."""
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.row_table import (
     WANTS_WORDS,
 )
 
-_PIECE = 1 << 22  # counts held at once
+_PIECE = 1 << 22  # most counts in memory at once
 
 
 def adjust(
@@ -39,13 +40,14 @@ def adjust(
     part: VocabularyPart | None = None,
 ) -> None:
     """Writes scratch.adjusted: a float32 copy of raw logits [n, vocabulary] of rows row_ids [n]
-    int32, with each row's bias, penalties, bars, bad words and mask applied in this order, as of
-    position [n]: later tokens don't count.
+    int32, with each row's bias, penalties, barred ids, bad words and mask applied in this order.
+    Penalties count the row's tokens up to position [n].
 
-    bias_ids: [pool] int32, bias_values: [pool] float32; rows.bias_start and bias_count give a row's
-    range. After its biases come the ids of its bad words, BAD_WORD_IDS each, padded in front with
-    -1. masks: [slots, ceil(vocabulary / 32)] int32; rows.mask_slot gives a row's slot, -1: none.
-    part: this rank's range if ranks share a vocabulary; ids and masks are of the whole."""
+    slot_token: [blocks, 16] int32, ids of the stored tokens. bias_ids: [pool] int32, bias_values:
+    [pool] float32; rows.bias_start and bias_count give a row's range. After its biases come the ids
+    of its bad words, BAD_WORD_IDS each, padded in front with -1. masks: [slots, ceil(vocabulary /
+    32)] int32; rows.mask_slot gives a row's slot, -1: none. part: this rank's range if ranks share
+    a vocabulary; ids and masks are of the whole."""
     first = 0 if part is None else part.first
     row = row_ids.to(torch.int64)
     wants = torch.where(rows.done[row] != 0, 0, rows.wants[row])
@@ -88,7 +90,7 @@ def _bias(
     bias_ids: Tensor,
     bias_values: Tensor,
 ) -> None:
-    """Adds the biases of rows `row`, whose logits are lines `place`."""
+    """Adds the biases of rows `row` [m] to the logits, where row[i] is line place[i]."""
     count = rows.bias_count[row].to(torch.int64)
     before = torch.cumsum(count, 0) - count
     where = torch.repeat_interleave(rows.bias_start[row] - before, count) + torch.arange(
@@ -113,8 +115,8 @@ def _bar_words(
     pool: Tensor,
     first: int,
 ) -> None:
-    """Bars the last id of each bad word of rows `row`, whose logits are lines `place`, if it would
-    complete the word."""
+    """Sets the last id of each bad word of rows `row` [m] to -inf if it would complete the word.
+    The logits of row[i] are line place[i]."""
     count = rows.word_count[row].to(torch.int64)
     which = torch.repeat_interleave(torch.arange(row.shape[0], device=row.device), count)
     nth = torch.arange(which.shape[0], device=row.device) - (torch.cumsum(count, 0) - count)[which]
@@ -132,11 +134,11 @@ def _bar_words(
 
 
 def bar_words(logits: Tensor, rows: Tensor, words: Tensor, latest: Tensor, first: int = 0) -> None:
-    """Sets the last id of words[i] to -inf in row rows[i] if the ids before it are the row's
-    latest[i], the newest last.
+    """Sets the last id of words[i] to -inf in line rows[i] if its other ids equal the row's newest
+    output tokens, latest[i].
 
-    rows: [m] int64. words: [m, W] int32, padded in front with -1. latest: [m, W - 1], -2 for
-    missing output. first: token of column 0."""
+    rows: [m] int64. words: [m, W] int32, padded in front with -1. latest: [m, W - 1], the newest
+    token last, -2 where there is no output. first: token id of column 0."""
     before = words[:, :-1]
     bar_ids(
         logits,
@@ -153,7 +155,7 @@ def apply_masks(logits: Tensor, rows: Tensor, masks: Tensor, slots: Tensor) -> N
     rows, slots: [m] int64. masks: [slots, W] int32."""
     vocabulary = logits.shape[1]
     byte, bit = torch.arange(256, device=logits.device), torch.arange(8, device=logits.device)
-    # lookup by bytes takes 0.6 of the time of shifting words
+    # looking up bytes takes 0.6 of the time of shifting words
     barred = (byte[:, None] >> bit) & 1 == 0
     step = max(1, _PIECE // vocabulary)
     for first in range(0, rows.shape[0], step):
@@ -179,7 +181,8 @@ def bar_ids(logits: Tensor, rows: Tensor, ids: Tensor, active: Tensor) -> None:
     ids = torch.where(inside, ids, 0)
     nothing = torch.zeros((), device=logits.device)
     change = torch.where(active[:, None] & inside, -torch.inf, nothing)
-    # Added, not written: a skipped id adds 0 to token 0, and mustn't undo that token's own bar.
+    # Added, not written: a skipped id becomes an addition of 0 to token 0, which must not undo the
+    # -inf of that token.
     logits.index_put_((rows[:, None].expand_as(ids), ids), change, accumulate=True)
 
 
@@ -199,9 +202,10 @@ def apply_penalties(
     frequency over its output.
 
     rows: [m] int64, rows of the logits. slot_token: [blocks, 16] int32. block_table: [m, width]
-    int32, covering length. length: [m] int32, tokens of the row including the newest, at least 1.
-    prompt_length: [m] int32, tokens before the output. repetition (1: off), presence, frequency (0:
-    off): [m] float32. part: this rank's range of the vocabulary."""
+    int32, with at least the blocks of `length` tokens. length: [m] int32, tokens of the row
+    including the newest, at least 1. prompt_length: [m] int32, tokens before the output. repetition
+    (1: off), presence, frequency (0: off): [m] float32. part: this rank's range of the vocabulary.
+    """
     step = max(1, _PIECE // max(logits.shape[1], block_table.shape[1] * slot_token.shape[1]))
     for start in range(0, rows.shape[0], step):
         some = slice(start, start + step)
@@ -210,7 +214,7 @@ def apply_penalties(
             ids, mine = part.columns(ids, logits.shape[1])
             output = output & mine
         count = _count(ids, output, logits.shape[1])
-        # One flat index: take and put_ are several times faster than indexing by row and id.
+        # flat indices, since take and put_ are several times faster than indexing by row and id
         flat = ids + rows[some, None] * logits.shape[1]
         value = logits.take(flat)
         by = repetition[some, None]
@@ -218,14 +222,15 @@ def apply_penalties(
         value -= frequency[some, None] * count + presence[some, None] * (count > 0)
         if part is not None:
             flat, value = flat[mine], value[mine]
-        logits.put_(flat, value)  # a repeated id is written repeatedly, with the same value
+        # an id that occurs several times is written several times, with the same value
+        logits.put_(flat, value)
 
 
 def _tokens_of(
     slot_token: Tensor, table: Tensor, length: Tensor, prompt_length: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns ids [m, L] int64 (the row's first token in unused places) and a mask of output tokens
-    [m, L] bool."""
+    """Returns the ids of each row's tokens, [m, L] int64, padded with the row's first token, and a
+    mask of output tokens [m, L] bool. L: the largest length."""
     tokens = slot_token.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
     place = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     there = place < length[:, None]
@@ -234,6 +239,7 @@ def _tokens_of(
 
 
 def _count(ids: Tensor, output: Tensor, vocabulary: int) -> Tensor:
-    """Returns how often each id of a row is in its output: [m, L] float32."""
+    """Returns for each of a row's ids [m, L] how often it is in the row's output, [m, L] float32.
+    output: mask of output tokens [m, L]."""
     counts = torch.zeros((ids.shape[0], vocabulary), dtype=torch.float32, device=ids.device)
     return counts.scatter_add_(1, ids, output.to(torch.float32)).gather(1, ids)

@@ -1,14 +1,15 @@
-"""min_p, top_k and top_p if several ranks share a vocabulary: the contract of `sample`, without
-gathering logits.
+"""The filters min_p, top_k and top_p over several ranks. The ranks divide a vocabulary, and don't
+gather logits. The contract is in `sample`.
 
-All filters together keep a beginning of the order of tokens. Ranks search its last token together,
-eight bits of its logit at a time: each rank counts, or weighs, its tokens under the 256 next values
-(2 KB a row and round). Counts and weights are whole numbers, so their sums depend neither on an
-order nor on the number of ranks. Then each rank draws nine times, the last time from the kept
-tokens alone; the draws are gathered at once, and the first that stays is the token.
+The filters together keep the first tokens in the order of logits. Ranks search the last kept token
+together, eight bits of its logit at a time: each rank counts its tokens, or sums their
+probabilities, for each of the 256 next values (2 KB a row and round). Counts and sums are whole
+numbers, so their totals depend neither on an order nor on the number of ranks. Then each rank
+samples nine times, the last time from the kept tokens alone. All samples are gathered at once, and
+the first one that passes the filters is the token.
 
-Callers pass only the rows with filters, and no control flow depends on data: it may run on a stream
-that the host doesn't wait for. Knows rows of logits; no columns."""
+Callers pass only the rows with filters. No control flow depends on data, so it may run on a stream
+without the host waiting. Knows rows of logits; no per-row arrays."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from penstock.kernels.reference.sampling.filters import ATTEMPTS
 from penstock.kernels.reference.sampling.sample import read_rows
 from penstock.kernels.reference.sampling.tile_draw import Drawable, draw_here, tile_sums
 
-_WEIGHT = 2.0**36  # stands for a mass of 1: sums of 2^17 tokens are exact in float64 too
+# integer that means a probability mass of 1; sums over 2^17 tokens are exact in float64
+_WEIGHT = 2.0**36
 _DIGITS, _BITS = 256, 8
-_PIECE = 1 << 22  # logits held at once, in several forms
+_PIECE = 1 << 22  # logits that are processed at once, in several copies
 
 
 def filtered(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tensor:
-    """Returns tokens [n] int32 for rows with filters; arbitrary if a row's logits are not finite. A
-    greedy row gets its greedy token. logits: [n, this rank's range] float32."""
+    """Samples tokens [n] int32 for rows with filters; the token is arbitrary if a row's logits are
+    not finite. A greedy row gets its greedy token. logits: [n, this rank's range] float32."""
     step = max(1, _PIECE // part.largest_share)
     parts = [
         _piece(logits[first : first + step], _rows(inputs, slice(first, first + step)), part)
@@ -63,7 +65,7 @@ def _piece(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tenso
 
 
 def _keys(logits: Tensor) -> Tensor:
-    """Returns int64 from 0 to 2^32 - 1 that sort like the float32 values."""
+    """Returns integers from 0 to 2^32 - 1, int64, whose order is that of the float32 values."""
     as_int = (logits + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
     return torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF)) + (1 << 31)
 
@@ -71,9 +73,10 @@ def _keys(logits: Tensor) -> Tensor:
 def _beginning(
     key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor | None, part: VocabularyPart
 ) -> Tensor:
-    """Returns a mask [n, this rank's range] of the tokens that have less than `most` [n] of the
-    amount above them, or less than `share` [n] of the total. Above means a larger key, or an equal
-    key and a lower id. Tokens without any amount are not marked."""
+    """Returns a mask [n, this rank's range] of the kept tokens: those for which the amounts of all
+    tokens above sum to less than `most` [n], or to less than `share` [n] of the total amount. A
+    token is above another if its key is larger, or equal with a lower id. amount: 1 for top_k, the
+    integer probability for top_p. Tokens with amount 0 are not marked."""
     n = key.shape[0]
     prefix, above = key.new_zeros(n), key.new_zeros(n)
     for shift in range(32 - _BITS, -1, -_BITS):
@@ -96,7 +99,9 @@ def _beginning(
 def _first_equals(
     equal: Tensor, amount: Tensor, above: Tensor, most: Tensor | None, part: VocabularyPart
 ) -> Tensor:
-    """Marks the first tokens among those equal to the last one; equal logits have equal amounts."""
+    """Returns a mask of the kept tokens among those whose key equals that of the last kept token;
+    they are kept in order of their ids. equal: mask of these tokens. above: sum of the amounts
+    above them. Equal keys have equal amounts."""
     assert most is not None
     equal = equal & (amount > 0)
     told = part.gather(torch.stack((equal.sum(-1), (amount * equal).amax(-1))))  # [ranks, 2, n]
@@ -106,7 +111,8 @@ def _first_equals(
 
 
 def _first_that_stays(rows: Drawable, stays: Tensor, part: VocabularyPart) -> Tensor:
-    """Draws from the whole rows until a token stays, or else from the kept tokens: [n] int64."""
+    """Returns the first token of nine attempts that passes the filters, [n] int64. The last attempt
+    samples from the kept tokens alone. stays: mask of kept tokens."""
     draws = [draw_here(rows, attempt) for attempt in range(ATTEMPTS)]
     left = rows.logits.masked_fill(~stays, -torch.inf)
     peak, _, mass = tile_sums(left, rows.scale, True, lambda _: rows.top)

@@ -1,16 +1,15 @@
-"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't depend
-on other rows.
+"""row_calls: makes a row's bits independent of other rows. On a CPU it tests how many rows a
+product may have per call for that.
 
-oneDNN and MKL choose a kernel, and the cuts of its sums, by the shape of the whole product. On some
-processors a row's last bits change with the number of rows: float32 with AVX2 on Intel, bfloat16
-with AMX. Calls of a fixed number of rows have one shape, and so one kernel. The need is tested, not
-looked up: small products at the first use in float32, once for each library and number of threads.
-The test takes 0.05 to 0.4 s with one or two threads of a Xeon.
+oneDNN and MKL choose a kernel, and the order of its sums, by the shape of the whole product. On
+some processors a row's last bits therefore change with the number of rows: in float32 with AVX2 on
+Intel, in bfloat16 with AMX. Calls with a fixed number of rows always use the same kernel. Whether
+they are necessary is tested by small products, at the first use in float32, once for each library
+and number of threads. The test takes 0.05 to 0.4 s with one or two threads of a Xeon.
 
-  float32   a row has the same bits beside any rows, by fixed calls if needed: this is promised
-  bfloat16  only if the library gives it by itself, which tests alone check. Fixed calls took 15 to
-            20 % of the demo's and of Qwen2.5-0.5B's speed on a Xeon with AMX, and nothing is
-            promised for bfloat16"""
+  float32   a row's bits don't depend on other rows, by fixed calls if needed: this is guaranteed
+  bfloat16  not guaranteed; it depends on the library. Fixed calls would make the demo and
+            Qwen2.5-0.5B 15 to 20 % slower on a Xeon with AMX"""
 
 from __future__ import annotations
 
@@ -24,28 +23,32 @@ from torch import Tensor
 
 Multiply = Callable[[Tensor], Tensor]  # rows [T, in] -> [T, out]
 
-FIXED = (32, 16)  # rows of a call; the first that keeps a row's bits is used
+# numbers of rows of a fixed call; the first one with which a row's bits don't depend on other rows
+# is used
+FIXED = (32, 16)
 ROW_MULTIPLE = (
-    16  # float32 rows are padded to it: both libraries use other kernels for fewer than about 12
+    # float32 products are padded to at least so many rows: both libraries use other kernels for
+    # fewer than about 12
+    16
 )
-# (out, in) and numbers of rows whose bits changed on some processor; the last number is the
-# reference for the others.
+# Test cases, with which bits changed on some processor: (out, in) of weights, and numbers of
+# rows, of which the last is the reference.
 SHAPES = ((256, 896), (896, 2432), (96, 80))
 ROWS = (1, 3, 18, 31, 63, 100, 127, 255, 300)
 
 
 @dataclass(frozen=True, slots=True)
 class RowCalls:
-    """A way to call a product. rows: per call; None: any number, since bits never changed. keeps:
-    True if a row has the same bits beside any rows."""
+    """A way to call a product. rows: rows of each call; None: any number, since bits never changed.
+    keeps: True if a row's bits don't depend on other rows."""
 
     rows: int | None
     keeps: bool
 
 
 def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
-    """Returns multiply's output [T, out] for x [T, in], in calls of `calls.rows` rows, the last one
-    padded."""
+    """Returns multiply(x) [T, out] for x [T, in], computed in calls of `calls.rows` rows, of which
+    the last is padded."""
     count, rows = x.shape[0], calls.rows
     if rows is None:
         short = -count % ROW_MULTIPLE if x.dtype == torch.float32 else 0
@@ -59,8 +62,8 @@ def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
 
 @cache
 def packed_calls(dtype: torch.dtype, threads: int) -> RowCalls:
-    """Returns how to call oneDNN's products with packed weights. dtype: of the operands. threads:
-    torch's."""
+    """Returns how to call oneDNN's products with packed weights. dtype: of rows and weight.
+    threads: number of torch's threads."""
     return _tried(dtype, lambda weight: packed_product(pack(weight)), _fixed(dtype))
 
 
@@ -73,8 +76,8 @@ def plain_calls(dtype: torch.dtype, threads: int) -> RowCalls:
 
 @cache
 def batches_keep(dtype: torch.dtype, threads: int) -> bool:
-    """Returns True if torch's batched products keep a row's bits if its terms are padded by zeros
-    and other matrices are in the batch: attention's weights times values."""
+    """Returns True if a row's bits in torch's batched products don't change when zeros are added to
+    its sum or other matrices to the batch. It is used for attention's weights times values."""
     generator = torch.Generator().manual_seed(0)
     for rows, width in ((2, 80), (7, 64)):
         weights = torch.rand(40, rows, 608, generator=generator).to(dtype)
@@ -106,8 +109,8 @@ def _fixed(dtype: torch.dtype) -> tuple[int, ...]:
 def _tried(
     dtype: torch.dtype, product: Callable[[Tensor], Multiply], fixed: tuple[int, ...] = FIXED
 ) -> RowCalls:
-    """Returns how to call a product, by trying. product: weight [out, in] -> its product. fixed:
-    candidate numbers of rows of a call."""
+    """Tests how a product has to be called. product: function from a weight [out, in] to the
+    product with it. fixed: numbers of rows of a call to try."""
     generator = torch.Generator().manual_seed(0)
     cases = []
     for out, into in SHAPES:
@@ -120,7 +123,8 @@ def _tried(
 
 
 def _keeps(calls: RowCalls, multiply: Multiply, x: Tensor) -> bool:
-    """Returns True if rows of x have the same bits among fewer rows and in other places."""
+    """Returns True if rows of x have the same bits when there are fewer rows and when they are at
+    other positions."""
     whole = multiplied(x, calls, multiply)
     turned = multiplied(x.flip(0), calls, multiply).flip(0)
     return torch.equal(turned, whole) and all(

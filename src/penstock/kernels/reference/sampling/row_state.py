@@ -1,8 +1,7 @@
-"""The step's bookkeeping in plain torch: rows join and grow, and a step's
-arrays are made. `advance.py` ends the step.
+"""Updates of the per-row arrays in plain torch. They start rows, add blocks to rows, and make the
+token arrays of a step; `advance.py` ends the step.
 
-Takes whole columns and row ids; returns nothing to the host but the tokens. Knows rows, blocks and
-ids; no sequences."""
+A row is a sequence's place in the batch. Knows rows, blocks and ids; no sequences."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Starts rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. Table entries after width
-    become the scratch block."""
+    """Starts k rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. The rest of each row's
+    block table, after `width` blocks, becomes the scratch block."""
     packed = packed[packed[:, 0] >= 0]
     row = packed[:, 0].to(torch.int64)
     place = rows.word_base[1:] + row[:, None] * rows.word_stride[1:]
@@ -30,15 +29,15 @@ def join(packed: Tensor, rows: RowState) -> None:
 
 
 def grow(new_blocks: Tensor, rows: RowState) -> None:
-    """Adds blocks to tables. new_blocks: [m, 3] int32: row (-1: nothing), index in its table,
-    block."""
+    """Adds blocks to rows' block tables. new_blocks: [m, 3] int32: row (-1: skip), index in its
+    block table, block."""
     row, index, block = new_blocks[new_blocks[:, 0] >= 0].unbind(1)
     rows.block_table[row.to(torch.int64), index.to(torch.int64)] = block
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Replaces drafts equal to FROM_DEVICE by those of the row, rows.drafts.
-    row_ids: [S] int32 of queries. queries.draft is changed."""
+    """Replaces draft tokens equal to FROM_DEVICE in queries.draft with the row's own drafts,
+    rows.drafts. row_ids: [S] int32, row of each query."""
     at = ((queries.offset > 0) & (queries.draft == FROM_DEVICE)).nonzero()[:, 0]
     queries.draft[at] = rows.drafts[
         row_ids[at].to(torch.int64), queries.offset[at].to(torch.int64) - 1
@@ -55,11 +54,12 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """Fills the first S entries of token_ids, positions and slots (int64) for row_ids [S] int32 of
-    queries, and stores each query's token beside its K and V, in slot_token [blocks, 16] int32.
+    """Writes token id, position and KV slot of each of the S queries to the first S entries of
+    token_ids, positions and slots (int64). Also stores the token ids in slot_token [blocks, 16]
+    int32, at the same slots. row_ids: [S] int32, row of each query.
 
-    queries: None if each is its row's newest token. Rows that are done go to the dump block, at
-    their own offset."""
+    queries: None if every query has its row's newest token. Slots of rows that are done are in the
+    dump block, which is never read."""
     count, row = row_ids.shape[0], row_ids.to(torch.int64)
     token = rows.last_token.index_select(0, row)
     position = rows.length.index_select(0, row).to(torch.int64)
@@ -67,8 +67,8 @@ def prepare(
         position += queries.offset
         token = torch.where(queries.offset > 0, queries.draft, token)
     over = rows.done.index_select(0, row) != 0
-    # Flat, and with shifts: 17 us at 8,192 rows on a CPU; table[row, position // BLOCK_SIZE] takes
-    # 49.
+    # A flat index and shifts take 17 us at 8,192 rows on a CPU; table[row, position // BLOCK_SIZE]
+    # takes 49 us.
     table = rows.block_table
     entry = row * table.shape[1] + (position >> _BLOCK_BITS).clamp_(max=table.shape[1] - 1)
     block = table.view(-1).index_select(0, entry)

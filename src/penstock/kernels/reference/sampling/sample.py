@@ -1,7 +1,8 @@
-"""sample: one token a row from its logits. This file is the contract: every column draws the same
-token from the same logits (except near-ties, where another order of summing changes a last bit).
+"""sample: samples one token a row from its logits. This file is the contract for all
+implementations: from the same logits they sample the same token (except near-ties, where another
+order of summing changes a last bit).
 
-Knows rows of logits (penalties, bias and barred ids are applied already) and `SamplerInputs`; no
+Knows rows of logits, to which penalties, bias and barred ids were applied, and `SamplerInputs`; no
 rows of the engine, no end ids. A row's token depends on that row alone.
 
 Let l be a row's logits in float32, cut into tiles of 128 (the last one padded with -inf), top = max
@@ -14,18 +15,19 @@ l, T the row's temperature, z = (l - top) * (1 / max(T, 1e-6)), e = exp(z).
            lower index wins a tie. Noise: see `noise`. This is exact: a tile is drawn by its share
            of the mass, a token by its share of the tile.
 
-Filters apply in the order min_p, top_k, top_p, each to the tokens that the one before left. Tokens
-are ordered by l, the lower id first among equals; "above x" means before x in that order.
+Filters apply in the order min_p, top_k, top_p, each to the tokens that passed the one before. A
+token "stays" if it passes. Tokens are ordered by l, the lower id first among equals; "above x"
+means before x in that order.
 
   min_p    x stays if e(x) >= min_p
   top_k    x stays if fewer than top_k tokens are above it
   top_p    x stays if the mass of the tokens above it is below top_p times the mass left by min_p
            and top_k
 
-Each keeps a beginning of the order, so all of them together do. A token is drawn without filters,
-with attempt 0, 1, ... 7 in the noise's counter, until one stays; then, with attempt 8, from the row
-with all filtered tokens set to -inf. Drawing again until one stays gives exactly the filtered
-distribution."""
+Each filter keeps the first tokens of the order, so all of them together do. A token is drawn
+without filters, with attempt 0, 1, ... 7 in the noise's counter, until one stays; then, with
+attempt 8, from the row with all filtered tokens set to -inf. Drawing again until one stays gives
+exactly the filtered distribution."""
 
 from __future__ import annotations
 
@@ -49,9 +51,8 @@ from penstock.kernels.row_state import RowState
 
 def sample(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None) -> Tensor:
     """Returns tokens [n] int32, BAD_LOGITS if a row's logits are not finite. logits: [n,
-    vocabulary] of any float type.
-    part: this rank's range of the vocabulary; rows are not filtered then (`rank_filters` does it).
-    """
+    vocabulary] of any float type. part: this rank's range if ranks divide the vocabulary. Filters
+    are then not applied here; `rank_filters` does it."""
     rows = read_rows(logits, inputs, part)
     tokens = draw(rows, 0)
     if inputs.any_filter and inputs.any_random:
@@ -62,7 +63,8 @@ def sample(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = 
 def read_rows(
     logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None
 ) -> Drawable:
-    """Reads the logits once (a part of a vocabulary twice) and returns the data for drawing."""
+    """Returns the data from which tokens are sampled. Reads the logits once, or twice if they are a
+    part of a vocabulary."""
     greedy = (inputs.temperature <= 0) | (inputs.top_k == 1)
     scale = inputs.temperature.clamp(min=MIN_TEMPERATURE).reciprocal()
     peak, top, mass = tile_sums(
@@ -85,8 +87,8 @@ def read_rows(
 
 @dataclass(slots=True)
 class SampleScratch:
-    """Buffers between `penalties.adjust` and `sample_rows`: float32 logits [n, vocabulary],
-    allocated if a row needs them."""
+    """Buffers that `penalties.adjust` fills and `sample_rows` reads. adjusted: float32 logits [n,
+    vocabulary], allocated when a row needs them."""
 
     adjusted: Tensor | None = None
     inners: Tensor | None = None  # used by the Triton column
@@ -111,8 +113,9 @@ def sample_rows(
     """Returns tokens [n] int32, BAD_LOGITS if a row's logits are not finite. logits: [n,
     vocabulary] of rows row_ids [n] int32 at position [n].
 
-    The token is that of position + 1. adjusts: draw from the output of `penalties.adjust`. filters,
-    adjusts: False only if the host knows that no row needs them. part: see `sample`."""
+    The token's position is position + 1. adjusts: True samples from the output of
+    `penalties.adjust`. filters: True applies min_p, top_k and top_p. Both may be False only if the
+    host knows that no row needs them. part: see `sample`."""
     random = bool((rows.temperature[row_ids.to(torch.int64)] > 0).any())
     inputs = inputs_of(row_ids, position, rows, any_filter=filters, any_random=random)
     drawn = scratch.adjusted if adjusts and scratch.adjusted is not None else logits

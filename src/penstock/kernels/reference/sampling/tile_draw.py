@@ -1,7 +1,7 @@
-"""One draw without filters: first a tile of 128 logits, then a logit of it. The contract is in
-`sample`.
+"""Samples a token without filters. First it samples a tile of 128 logits, then a logit of the tile.
+The contract is in `sample`.
 
-Knows rows of logits and their noise; no filters."""
+Knows rows of logits and their random numbers; no filters."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from penstock.kernels.reference.sampling.noise import LANES, TILES, gumbel, keys
 BAD_LOGITS = -2
 MIN_TEMPERATURE = 1e-6
 
-# Logits processed at once: the float32 copy of a bf16 head is made in such pieces, so that it stays
-# in the cache.
+# Logits that are processed at once, so that the float32 copy of bf16 logits stays in the cache.
 _PIECE = 1 << 20
 
 
 @dataclass(slots=True)
 class Drawable:
-    """n rows to draw from, and the results of one pass over their logits."""
+    """n rows to sample from, with the results of a pass over their logits. T: temperature; e =
+    exp((logit - top) / T)."""
 
     logits: Tensor  # [any, vocabulary], any float type
-    place: Tensor  # [n] int64: line of each row in the logits
+    place: Tensor  # [n] int64: index of each row in `logits`
     peak: Tensor  # [n, tiles] float32: the largest logit of each tile
-    top: Tensor  # [n] float32
-    mass: Tensor | None  # [n, tiles] float32: sum of e; None when every row is greedy
+    top: Tensor  # [n] float32: the largest logit of each row
+    mass: Tensor | None  # [n, tiles] float32: sum of e over each tile; None: every row is greedy
     scale: Tensor  # [n] float32: 1 / T
     greedy: Tensor  # [n] bool
-    key: Tensor  # [2, n] int32
+    key: Tensor  # [2, n] int32, from noise.row_keys
     position: Tensor  # [n] int32
     part: VocabularyPart | None = None  # this rank's range of the vocabulary; None: all
 
     def take(self, rows: Tensor) -> Drawable:
-        """Returns some rows, rows [m] int64, without copying their logits."""
+        """Returns the rows with indices `rows` [m] int64, without copying their logits."""
         return Drawable(
             self.logits,
             self.place[rows],
@@ -57,12 +57,13 @@ class Drawable:
         return self.mass
 
     def tiles(self, row: Tensor, tile: Tensor) -> Tensor:
-        """Returns the logits of tile[i] of row[i], both [q] int64: [q, 128] float32, -inf past the
-        vocabulary."""
+        """Returns the logits of tile tile[i] of row row[i], [q, 128] float32; -inf past the end of
+        the vocabulary. row, tile: [q] int64."""
         return tile_logits(self.logits, self.place[row], tile)
 
     def e(self, logit: Tensor, row: Tensor) -> Tensor:
-        """Returns exp((logit - top) / T) of logits [q, any] of row[i], in place."""
+        """Replaces logits [q, any], where line i is of row row[i], with e = exp((logit - top) / T),
+        in place; returns them."""
         return logit.sub_(self.top[row, None]).mul_(self.scale[row, None]).exp_()
 
 
@@ -72,11 +73,13 @@ def tile_sums(
     masses: bool = True,
     agree: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns in one pass peak [n, tiles], top [n], and with `masses` sums of exp((l - top) *
-    scale) [n, tiles], all float32.
+    """Returns the largest logit of each tile [n, tiles] and of each row [n], and with `masses` the
+    sum over each tile [n, tiles] of exp((logit - top) * scale), where top is the row's largest
+    logit. All are float32, from one pass over the logits. scale: 1 / temperature, [n].
 
-    Sums go by tile and then over tiles, so that they don't depend on the number of rows. agree: for
-    a part of a vocabulary: its top [n] -> that of the whole; sums take a second pass then."""
+    Sums are made by tile and then over tiles, so that they don't depend on the number of rows.
+    agree: if the logits are a rank's part of a vocabulary, a function from its largest logits [n]
+    to those of the whole; sums then take a second pass."""
     n, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
     peak = torch.empty((n, tiles), dtype=torch.float32, device=logits.device)
@@ -108,14 +111,16 @@ def tile_sums(
 
 
 def draw(rows: Drawable, attempt: int) -> Tensor:
-    """Returns drawn tokens [n] int64; arbitrary for bad rows."""
+    """Samples tokens [n] int64; they are arbitrary for rows with logits that are not finite.
+    attempt: enters the random numbers."""
     score, token = draw_here(rows, attempt)
     return token if rows.part is None else rows.part.best(score, token)
 
 
 def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
-    """Returns the score of the drawn tile [n] float32, by which ranks find the one whose draw
-    counts, and the token [n] int64."""
+    """Samples from this rank's part of the vocabulary. Returns the score of the sampled tile [n]
+    float32 and the token [n] int64. The rank with the largest score has the token of the whole
+    vocabulary."""
     first = 0 if rows.part is None else rows.part.first
     score = rows.peak
     if rows.mass is not None:
@@ -133,8 +138,8 @@ def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
 
 
 def tile_logits(logits: Tensor, row: Tensor, tile: Tensor) -> Tensor:
-    """Returns the logits of tile `tile[i]` of row `row[i]`, both [q] int64: [q, 128] float32, -inf
-    past the vocabulary."""
+    """Returns the logits of tile tile[i] of line row[i], [q, 128] float32; -inf past the end of the
+    vocabulary. row, tile: [q] int64."""
     n, vocabulary = logits.shape
     if vocabulary % TILE == 0 and logits.is_contiguous():
         tiles = vocabulary // TILE

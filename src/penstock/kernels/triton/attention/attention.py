@@ -1,8 +1,8 @@
-"""Attention over the paged cache: prefixes of groups, decode rows that continue from them, then
-chunks.
+"""Attention over the paged cache. It launches the kernels for prefixes of groups (prefix.py), for
+decode queries, which continue from these (decode.py), and for chunks of prompts (prefill.py).
 
-Splits the step's inputs for the kernels; computes nothing. Nothing here reads the device, so the
-launches of a step can be captured."""
+Reads nothing from the device, so the launches of a step can be captured as a graph. T: a step's
+tokens, H: query heads, D: numbers of a head."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixe
 
 @dataclass(slots=True)
 class KindPlan:
-    """Data shared by a step's layers of one kind: the decode rows, one buffer for the results of
-    prefixes, and room for keys and values that chunks expand from latents, allocated by the first
-    layer that needs it."""
+    """Plan of a step for all layers of one kind: the decode queries, and buffers that the layers
+    share. prefix: results of prefixes. room: keys and values that chunks expand from latents,
+    allocated by the first layer that needs it."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
@@ -55,10 +55,11 @@ def attention(
     *,
     few_programs: int = FEW_PROGRAMS,
 ) -> Tensor:
-    """Attends q [T, H, D] over a layer's KV; returns [T, H, D]. The contract is `ops.Attention`.
-    few_programs: see kernels/tunables.py."""
+    """Computes attention of q [T, H, D] over a layer's KV; returns [T, H, D]. The contract is
+    `ops.Attention`. few_programs: see kernels/tunables.py."""
     if q.stride()[1:] != (q.shape[2], 1):
-        q = q.contiguous()  # heads of a fused product's view are adjacent already
+        # no copy is made for a view of a fused product, whose heads are adjacent
+        q = q.contiguous()
     if inputs.is_one_row:
         return attend_one(q, kv, inputs, kind.scale, kind.window, sinks, kind.softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -1,8 +1,8 @@
-"""Copies of KV blocks in all layers (and of the tokens beside them) in one launch, over a table of
-base addresses.
+"""Copies KV blocks of all layers in one launch. The kernel reads a table of the layers' base
+addresses. The stored token ids of a block may be copied in the same launch.
 
-Knows blocks and addresses; no rows. No block may be a source and a target of one call: targets are
-newly allocated blocks."""
+Knows blocks and addresses; no rows. Targets are newly allocated blocks, so no block is both a
+source and a target of a call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BlockCopier:
             for x, size in zip(layers, sizes, strict=True)
         ):
             raise ValueError("blocks must be contiguous and of a multiple of 16 bytes")
-        self._layers = layers  # keeps the addresses valid
+        self._layers = layers  # keeps the tensors alive, so that their addresses stay valid
         device = layers[0].device
         self._pointers = torch.tensor(
             [x.data_ptr() for x in layers], dtype=torch.int64, device=device
@@ -52,8 +52,8 @@ class BlockCopier:
         self._pieces = cdiv(max(sizes) // 4, _WORDS)
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        """Copies blocks src to dst, both [c] int32 or int64; a pair with src < 0 is skipped, so a
-        fixed capacity can be padded."""
+        """Copies blocks src to dst, both [c] int32 or int64; a pair with src < 0 is skipped, so
+        that src and dst can be padded to a fixed size."""
         if src.shape[0]:
             _copy_blocks[(src.shape[0], len(self._layers), self._pieces)](
                 self._pointers, self._words, src, dst, WORDS=_WORDS, num_warps=4
@@ -61,7 +61,7 @@ class BlockCopier:
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Copies block src[i] over block dst[i] in all layers. Sends a table of addresses each time:
-    frequent callers keep a BlockCopier."""
+    """Copies block src[i] over block dst[i] in all layers. It sends the table of addresses to the
+    device in each call; a BlockCopier sends it once."""
     if src.numel():
         BlockCopier(kv_layers).copy(src.contiguous(), dst.contiguous())

@@ -1,10 +1,13 @@
-"""Attention of decode rows: one query a row, over the row's own blocks, continued from its group's
-prefix.
+"""Attention of decode queries. A query attends to its row's own blocks, continuing from the result
+of its group's prefix, if it has one.
 
-A program takes a range of a row's tokens x one KV head and streams their K and V once. With few
-rows, a row's tokens are split over programs and joined by a second launch. A row's number, length
-and blocks are read on the device: launches depend on the number of rows and on `max_tokens` alone,
-and a kernel is compiled once for a model, not once for each step size."""
+A program handles a range of a row's tokens and one KV head, and reads their K and V once. With few
+rows, several programs share a row's tokens, and a second launch joins their results. Row ids,
+lengths and blocks are read on the device. So launches depend only on the number of queries and on
+`max_tokens`, and a kernel is compiled once for a model, not once for each step size.
+
+S: decode queries, H: query heads, Hkv: KV heads, D: numbers of a head, W: blocks of a row's block
+table."""
 
 from __future__ import annotations
 
@@ -29,12 +32,14 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, pr
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 MOST_SPLITS = 64  # programs that share a row
-FEW_PROGRAMS = 512  # target number of programs with few rows: fills an H200
+# few rows are shared among about so many programs, which keep an H200 busy
+FEW_PROGRAMS = 512
 
 
 @triton.jit
 def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
-    """Returns the first, and one past the last, token of a row's own part."""
+    """Returns the first token of a query's own part (after its group's prefix), and one past the
+    last."""
     end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
     first = 0
     if SKIPS:
@@ -62,9 +67,9 @@ def _own(
     scales,  # [2, Hkv] float32, for parts in eight bits
     sinks,  # [H] float32
     out,  # [S, H, D]
-    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, without V's scale
-    lse,  # [S, H, prefix_splits] float32
-    part,  # [S, H, splits, D] float32
+    answer,  # [S, H, prefix_splits, D] float32: results of parts of the prefix, without V's scale
+    lse,  # [S, H, prefix_splits] float32: log-sum-exps of these parts
+    part,  # [S, H, splits, D] float32: results of each program, if several share a row
     part_lse,  # [S, H, splits] float32
     blocks,  # [rows, W]
     rows,  # [S]
@@ -87,7 +92,7 @@ def _own(
     WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr,
     SKIPS: tl.constexpr,
-    PARTS: tl.constexpr,  # most parts of a prefix
+    PARTS: tl.constexpr,  # the most parts of a prefix
     PART_TOKENS: tl.constexpr,
     PART_TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -134,7 +139,7 @@ def _own(
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
             for at in tl.static_range(
                 PARTS
-            ):  # unrolled: the loads of all parts are in flight at once
+            ):  # unrolled, so that all parts are loaded at the same time
                 there = (query < RATIO) & (at < used)
                 seen = tl.load(lse + place + at, mask=there, other=-1e30)
                 each = tl.load(
@@ -209,7 +214,7 @@ def join_parts(
     MOST: tl.constexpr,
     JOINED: tl.constexpr,  # parts taken at once
 ):
-    """Joins the parts of a row and head that several programs took, weighted by their
+    """Joins the results of the programs that share a row and head, weighted by their
     log-sum-exps."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
@@ -229,7 +234,7 @@ def join_parts(
         for at in range(0, used, JOINED):
             here = place + at + split
             held = at + split < used
-            # 0 for missing parts
+            # the weight of a part that doesn't exist is 0
             share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)
             each = tl.load(
                 part + here[:, None] * WIDTH + lane[None, :],
@@ -262,13 +267,14 @@ def attend_rows(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Attends q [S, H, D] over a layer's KV into out [S, H, D]; item i is row rows[i] of the
-    tables.
+    """Computes attention of q [S, H, D] over a layer's KV into out [S, H, D]. Query i is of row
+    rows[i] of the block table.
 
     rows: [S]. block_table: [rows, W] int32. position: [S]; a query sees position + 1 tokens, at
-    most W * 16. skip: [S] int32; `prefix`, filled by `prefix.attend_prefixes`, replaces the first
-    skip[i] tokens. max_tokens: bound of a row's own part; it sets how many programs share a row,
-    not the tokens seen. few_programs: target number of programs with few rows. sinks: see
+    most W * 16. skip: [S] int32: tokens of the query's prefix, whose result is in `prefix` (from
+    `prefix.attend_prefixes`); None: no query has a prefix. max_tokens: the most tokens of a query's
+    own part, or an upper bound. It determines how many programs share a row, not which tokens are
+    seen. few_programs: with few rows, they are shared among about so many programs. sinks: see
     `ops.Attention`. softcap: see AttentionKind."""
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
@@ -355,21 +361,24 @@ def attend_rows(
 
 
 def least_queries(ratio: int, kv: LayerKv) -> int:
-    """Returns the query heads of a KV head in a tile, padded: tensor cores take 16 in their rows, 8
-    in their columns."""
+    """Returns to how many queries the query heads of a KV head are padded in a tile, at least 16 if
+    they are rows of a tensor core's product, at least 8 if they are columns. ratio: query heads per
+    KV head."""
     return max(8 if kv.eight else 16, next_power_of_2(ratio))
 
 
 def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, int, int]:
-    """Returns tokens of a tile, warps, stages. Many rows get small programs, so that enough of them
-    run at once.
+    """Returns the tokens of a tile, warps and stages of a program. count: number of programs.
+    eight: parts in eight bits. processors: of the GPU. With many rows, tiles are small, so that
+    many programs run at once.
 
-    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32; the choice is
-    the one that leaves fewer idle in the last round. TB/s of 4 KV heads with a window of 1,024, by
-    64 and by 32 tokens, of 4.56 for a plain read: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220 3.73,
-    4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20; 717 4.24 to 4.34 both. 2 warps, 3 stages,
-    16 tokens, and rows cut in 2 or 4 are not better on average."""
-    if width > 256:  # Gemma 4: fits, not measured yet
+    At width 256 a multiprocessor of an H200 runs 3 programs with 64 tokens, or 4 with 32. The size
+    that leaves fewer programs for the last round is taken. Measured TB/s with 4 KV heads and a
+    window of 1,024, with 64 and with 32 tokens (a plain read has 4.56): 100 rows: 2.95, 3.95; 160
+    rows: 3.98, 3.41; 220 rows: 3.73, 4.17; 283 rows: 4.29, 3.77; 400 rows: 4.08, 3.97; 560 rows:
+    4.42, 4.20; 717 rows: both 4.24 to 4.34. On average, 2 warps, 3 stages, 16 tokens, and 2 or 4
+    programs a row are not better."""
+    if width > 256:  # Gemma 4: a tile that fits in shared memory; its speed is not measured yet
         return 32, 4, 2
     if width > 128:
         if eight:
@@ -382,12 +391,13 @@ def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, in
 
 
 def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
-    """Returns the most programs that share a row, a power of two, and the least tokens of one.
-    count: programs if each takes a whole row.
+    """Returns the most programs that share a row, a power of two, and the least tokens of a
+    program. count: number of programs if none share a row.
 
-    Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52
-    us, in two 64), but long rows are cut, as one program needs 36 us for 2,000 tokens. The joining
-    launch costs 3.4 us a layer, needed or not."""
+    Few rows are shared among as many programs as keep the GPU busy. More rows are faster with one
+    program each: 128 rows of 384 tokens at width 128 take 52 us, and 64 us with two programs each.
+    But long rows are always shared, as one program takes 36 us for 2,000 tokens. The second launch
+    costs 3.4 us a layer, even if no row is shared."""
     if count <= 128:
         least = 64 if count <= 32 else 128
         return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least

@@ -1,9 +1,10 @@
-"""walk: a tile of queries of one KV head over a range of stored tokens, on tensor cores; and how
-programs share work.
+"""The loop of attention kernels over stored tokens. `walk` computes a tile of queries of one KV
+head over a range of tokens, on tensor cores. Other functions here divide work among programs.
 
-Knows block tables, masks and the running softmax; `prefix`, `prefill`, `decode` and
-`one_row_attention` supply queries and use the results. Scores are base-2 logarithms (`scale`
-includes log2 e), so that an exponential is one instruction."""
+Knows block tables, masks and the running softmax (FlashAttention). `prefix`, `prefill`, `decode`
+and `one_row_attention` supply queries and use the results. M: queries of a tile, D: numbers of a
+head, T: tokens of a tile, Hkv: KV heads. Scores are base-2 logarithms (`scale` includes log2 e), so
+that an exponential is one instruction."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ BESIDE: tl.constexpr = tl.constexpr(TURNED)
 def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
     """Returns pointers to K and V of a KV head, in their own dtypes, and the stride of V's blocks.
 
-    EIGHT: parts in eight bits: 0 none, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is reached
-    from K by `plain_cells`; the V pointer returned here is not read then."""
+    EIGHT: parts in eight bits: 0 none, 1 V, 2 K and V (kernels/layer_kv.py). If V is not in eight
+    bits, `plain_cells` computes its address from K's, and the V pointer returned here is not used.
+    """
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
     if EIGHT > 0:
         wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
@@ -34,8 +36,8 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
 
 @triton.jit
 def load_blocks(table, at, last, token):
-    """Returns the blocks [tokens] of a tile that begins at `at`, the start of a block. Tokens of a
-    block share one mask, so that a block is read in one piece."""
+    """Returns the block of each token of a tile, [tokens]. at: the tile's first token, the start of
+    a block. last: one past the last token to read; blocks are read whole, up to its block."""
     return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(
         tl.int64
     )
@@ -43,8 +45,8 @@ def load_blocks(table, at, last, token):
 
 @triton.jit
 def plain_cells(keys, block, where, stride_block, lane, WIDTH: tl.constexpr):
-    """Returns pointers [tokens, lanes] to K and V of tokens `where` in `block`. keys: from
-    `at_head`."""
+    """Returns pointers [tokens, lanes] to K and to V, neither in eight bits. block, where: block of
+    each token, and its offset in the block. keys: from `at_head`."""
     cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
     return cell, cell + 16 * WIDTH
 
@@ -57,7 +59,7 @@ def eight_cells(keys, values, block, token, stride_block, stride_values, lane, W
     cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
-    # the compiler doesn't find the contiguity by itself
+    # tells the compiler that BESIDE tokens are contiguous, which it doesn't find out itself
     return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])
 
 
@@ -75,8 +77,8 @@ def load_eight(
     stride_values,
     WIDTH: tl.constexpr,
 ):
-    """Returns K [tokens, lanes] and V [lanes, tokens] of the tile that begins at `at`, in whole
-    blocks up to that of `last`."""
+    """Loads K [tokens, lanes] and V [lanes, tokens] of a tile, with V in eight bits. at: the tile's
+    first token. Blocks are read whole, up to that of token `last`."""
     block = load_blocks(table, at, last, token)
     cell, beside = eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH)
     there = at + token // 16 * 16 < last
@@ -98,9 +100,10 @@ def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
 
 @triton.jit
 def with_eight(queries, scale, EIGHT: tl.constexpr):
-    """Returns queries for products with K, and their scale. With K in eight bits they are float16:
-    e4m3 widens to float16 in one instruction for two numbers, to bfloat16 in five. Queries beyond a
-    million would overflow; those below 2^-20 don't affect a score."""
+    """Returns queries for products with K, and their scale. With K in eight bits the queries are
+    converted to float16, since e4m3 widens to float16 in one instruction for two numbers, and to
+    bfloat16 in five. They are scaled so that only magnitudes above a million overflow; those below
+    2^-20 don't affect a score."""
     if EIGHT == 2 and queries.dtype != tl.float32:
         queries, scale = (queries * 0.0625).to(tl.float16), scale * 16
     return queries, scale
@@ -108,7 +111,7 @@ def with_eight(queries, scale, EIGHT: tl.constexpr):
 
 @triton.jit
 def capped(scores, cap):
-    """Returns cap * tanh(scores / cap) for scores and cap in base 2."""
+    """Returns cap * tanh(scores / cap). scores, cap: in base 2."""
     return cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / cap))))
 
 
@@ -118,7 +121,7 @@ def walk(
     state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
     mixed,  # [M, D] float32
-    at_keys,  # given by `at_head`
+    at_keys,  # pointers from `at_head`
     at_values,
     table,  # block table of the sequence
     begin,  # first token, the start of a block
@@ -130,7 +133,8 @@ def walk(
     stride_block,
     stride_values,
     CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,  # False: every query sees every token, and TOKENS divides their number
+    # False only if every query sees every token, and TOKENS divides their number
+    MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,  # tokens of a tile
     WIDTH: tl.constexpr,
@@ -141,7 +145,7 @@ def walk(
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
-    # dtype for V in eight bits
+    # dtype to which V in eight bits is widened
     wide: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
     q, scale = with_eight(q, scale, EIGHT)
     for at in range(begin, end, TOKENS):
@@ -184,10 +188,9 @@ def walk(
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
                 seen &= where[None, :] > position[:, None] - window
-            # Not -inf: a query with a window may see nothing of a whole tile, and -inf - -inf is
-            # NaN.
+            # Not -inf: a query with a window may see no token of a tile, and -inf - -inf is NaN.
             scores = tl.where(seen, scores, -1e30)
-        # The scale is positive, so it may be applied after the maximum, in one operation with the
+        # The scale is positive, so it may be applied after the maximum, in one instruction with the
         # subtraction.
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
@@ -214,9 +217,9 @@ def queries_of(
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
 ):
-    """Returns a tile of M = QUERIES: rows from `row` on (before row_end) x the query heads of a KV
-    head. Results: rows [M], query heads [M], a mask of the existing ones [M], the same for their
-    numbers [M, D], the queries [M, D]."""
+    """Loads a tile of M = QUERIES queries: the RATIO query heads of KV head `head`, for rows from
+    `row` on, before row_end. Returns their rows [M], their query heads [M], a mask of those that
+    exist [M], the mask for their numbers [M, D], and the queries [M, D]."""
     at = tl.arange(0, QUERIES)
     lane = tl.arange(0, WIDTH_PAD)
     member = row + at // RATIO
@@ -229,8 +232,8 @@ def queries_of(
 
 @triton.jit
 def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Returns the running softmax of queries that have seen no token: state_max, state_sum,
-    mixed."""
+    """Returns the running softmax of queries before their first token: state_max, state_sum, mixed
+    (see `walk`)."""
     return (
         tl.full([QUERIES], -1e30, tl.float32),
         tl.zeros([QUERIES], tl.float32),
@@ -242,9 +245,9 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 def begun(
     sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr
 ):
-    """Returns the running softmax of queries [QUERIES] before their first token. With sinks [H] a
-    head's sink counts as a token without a value. If several programs share a query, only one of
-    them begins with the sink."""
+    """Returns the running softmax of queries [QUERIES] before their first token. With sinks [H], a
+    head's sink is counted as a token without a value. If several programs share a query, only one
+    of them may count it. there: mask of queries that exist."""
     state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
     if SINKS:
         state_max = tl.load(sinks + query_head, mask=there, other=-1e30) * 1.4426950408889634
@@ -267,12 +270,14 @@ def attend_tile(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attends a tile of tokens that all queries of a row see. Arguments as in `walk_row`; keys [T,
-    D], values [T, D], stored [T].
+    """Updates the running softmax with a tile of tokens, for queries of one row, which see the same
+    tokens. Arguments as in `walk_row`; keys [T, D], values [T, D]; stored [T]: mask of the tokens
+    that are seen.
 
-    EIGHT > 0: queries, mixed and values are transposed, [D, M], [D, M] and [D, T]. A tensor core's
-    tile has 16 rows (tokens or numbers here) and 8 columns (queries), so less of it is padding, and
-    V needs no shuffling (32 tokens of width 128 take 435 instructions, the other way 1,670)."""
+    EIGHT > 0: queries, mixed and values are transposed: [D, M], [D, M] and [D, T]. A product on
+    tensor cores has 16 rows (tokens or numbers of a head) and 8 columns (queries), so less of it is
+    padding than untransposed. V needs no rearranging: 32 tokens of width 128 take 435 instructions,
+    and untransposed 1,670."""
     if EIGHT > 0:
         scores = tl.dot(keys.to(queries.dtype), queries, input_precision=PRECISION) * scale
         if CAPPED:
@@ -301,11 +306,11 @@ def attend_tile(
 
 @triton.jit
 def walk_row(
-    queries,  # [M, D]; with eight bits transposed by `turned`
+    queries,  # [M, D]; if EIGHT, [D, M]: transposed by `turned`
     state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
-    mixed,  # [M, D] float32, or transposed
-    at_keys,  # given by `at_head`
+    mixed,  # [M, D] float32; if EIGHT, [D, M]
+    at_keys,  # pointers from `at_head`
     at_values,
     table,  # block table of the row
     begin,  # first token, the start of a block
@@ -323,8 +328,8 @@ def walk_row(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does the same as `walk` for the query heads of one decode row, which all see the
-    same tokens."""
+    """Computes the same as `walk` for the query heads of one decode query, which all see the same
+    tokens. Returns state_max, state_sum and mixed."""
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
@@ -374,7 +379,7 @@ def walk_row(
 
 @triton.jit
 def turned(x, EIGHT: tl.constexpr):
-    """Transposes [M, D] to [D, M] and back, for rows with any part in eight bits."""
+    """Returns x transposed if EIGHT: [M, D] to [D, M], or back."""
     if EIGHT > 0:
         x = tl.trans(x)
     return x
@@ -382,8 +387,8 @@ def turned(x, EIGHT: tl.constexpr):
 
 @triton.jit
 def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
-    """Returns how many of `tokens` each of at most `splits` programs takes: whole tiles, at least
-    split_tokens."""
+    """Returns how many of a row's `tokens` each of at most `splits` programs handles: whole tiles
+    of TOKENS, at least split_tokens."""
     tokens = tl.maximum(tokens, 1)
     used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
     return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
@@ -391,10 +396,11 @@ def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
 
 @triton.jit
 def owner(start, count, tile, ROWS: tl.constexpr, EACH: tl.constexpr = 128):
-    """Returns the sequence that tile `tile` belongs to, and the tile's first row. start: [count +
-    1], CSR.
-    Sequence g's tiles of ROWS rows begin at number start[g] // ROWS + g: never fewer than it needs,
-    so a tile is found without a sum over sequences, and start[count] // ROWS + count tiles are
+    """Returns the sequence g to which a tile of ROWS rows belongs, and the tile's first row.
+    Sequence g has rows start[g] : start[g + 1]; start: [count + 1].
+
+    Sequence g's tiles have the numbers from start[g] // ROWS + g on. These are at least as many as
+    it needs, so no sum over sequences is necessary, and start[count] // ROWS + count tiles are
     enough for any `start`."""
     found = 0
     for at in range(0, count, EACH):

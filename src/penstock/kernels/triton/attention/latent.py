@@ -1,10 +1,10 @@
-"""Attention over latents (arXiv:2405.04434): all heads read one vector a token, as key whole, as
-value its first part. A vector is loaded once for scores and outputs.
+"""Multi-head latent attention (arXiv:2405.04434). All heads read one vector a token: the whole
+vector is the key, its first part is the value. A program loads it once for both.
 
-Programs take a tile of queries, each a token x some of its heads, and walk the tokens' vectors: a
-range of a decode row's own tokens (`_own`), a group's prefix (`_prefix`), a chunk's prompt
-(`_prefill`). Work is shared, joined and continued from a prefix as in `decode`, `prefix` and
-`prefill`."""
+A program handles a tile of queries (tokens x some of their heads) and loops over the vectors of a
+range of a decode row's own tokens (`_own`), a group's prefix (`_prefix`) or a chunk's prompt
+(`_prefill`). Programs share rows, and continue from prefixes, as in `decode`, `prefix` and
+`prefill`. T: a step's tokens, H: heads; rank, turning, still, value: see LatentSizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _pr
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
-Shape = tuple[int, int, int, int]  # least queries of a program, tokens of a tile, warps, stages
+Shape = tuple[int, int, int, int]  # (least queries of a program, tokens of a tile, warps, stages)
 
 
 def latent_attention(
@@ -45,9 +45,9 @@ def latent_attention(
     *,
     expand_tokens: int = EXPAND_TOKENS,
 ) -> Tensor:
-    """Attends q [T, H, still + turning] over a layer's latents; returns [T, H, value]. up: [H,
-    still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens: see
-    kernels/tunables.py."""
+    """Computes attention of q [T, H, still + turning] over a layer's latents; returns [T, H,
+    value]. up: [H, still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens:
+    see kernels/tunables.py."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     made = chunks is not None and chunks.expands(sizes, expand_tokens)
@@ -80,9 +80,9 @@ def _absorbed(
 def attend_vectors(
     q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan
 ) -> Tensor:
-    """Attends q [T, H, rank + turning], already multiplied by the keys' part of `up`, over a
-    layer's latents; returns weighted sums of them [T, H, rank], for decode rows and the chunks'
-    tokens in q."""
+    """Computes attention in the absorbed form. q: [T, H, rank + turning], queries multiplied by the
+    keys' part of `up`: the decode queries, and the chunks' tokens if q has them. Returns weighted
+    sums of latents, [T, H, rank]."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
@@ -225,25 +225,26 @@ def _attend_rows(
 
 
 def _tile(heads: int, shape: Shape) -> tuple[int, int]:
-    """Returns how many heads of a token a tile of a prefix or chunk holds, and its queries."""
+    """Returns how many heads of a token a tile of a prefix or chunk has, and how many queries in
+    all."""
     tall = shape[0]
     held = heads if heads <= tall else tall // 2 if heads % tall else tall
     return held, max(tall, next_power_of_2(held))
 
 
 def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
-    """Returns the shape of a decode row's program, whose queries are heads. 1,000 rows of Moonlight
-    after 2,048 tokens on an H200: 727 us, 77 % of copy speed (8 warps and 2 stages 955); 128 rows
-    115 (141)."""
+    """Returns the shape of a program for a decode query, whose tile's queries are heads. On an
+    H200, 1,000 rows of Moonlight with 2,048 tokens take 727 us, 77 % of copy speed (with 8 warps
+    and 2 stages 955 us); 128 rows take 115 us (141 us)."""
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 4, 3)
 
 
 def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
-    """Returns the shape of a program of a prefix or a chunk, by its shared memory, for DeepSeek's
-    widths. Hopper's warp group products need 64 queries, and with eight bits, which come from
-    registers, 64 tokens (delta_chunks.LEAST). Moonlight on an H200, by 64 tokens and by 32: 4,096
-    rows in 16 groups after 2,000 tokens 1,486 and 1,889 us, a prompt of 8,192 4,603 and 6,114.
-    Eight bits aren't timed yet."""
+    """Returns the shape of a program for a prefix or a chunk. shared: bytes of shared memory.
+    Hopper's warp group products need 64 queries, and with eight bits, which come from registers, 64
+    tokens (delta_chunks.LEAST). Times of Moonlight on an H200 with tiles of 64 and of 32 tokens:
+    4,096 rows in 16 groups with prefixes of 2,000 tokens 1,486 and 1,889 us; a prompt of 8,192
+    tokens 4,603 and 6,114 us. Eight bits are not timed yet."""
     if dtype == torch.float32:
         return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
     if kv.scale is None:
@@ -254,8 +255,8 @@ def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
 
 
 def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns vectors, their rotated parts, and the scale. nothing: placeholder for a scale that
-    isn't read."""
+    """Returns the tensors that kernels read: vectors, their rotated parts, and the scale. nothing:
+    any tensor, returned in place of a scale that doesn't exist."""
     return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
 
 

@@ -1,15 +1,14 @@
-"""Prompts over keys and values expanded from latents: each head gets its own, by one product of all
-latents that a step's chunks see, instead of queries as wide as a latent.
+"""Latent attention of chunks in the expanded form. Each head's keys and values are made from all
+latents that a step's chunks see, by one product.
 
-  _gather    the latents that chunks see, consecutive and widened; and their rotated keys, shared by
-             heads
-  (torch)    latents x up -> keys and values of as many heads as fit in the room
-  _expanded  a program per head and tile of a chunk's queries (FlashAttention-2's walk,
-             arXiv:2307.08691)
+Steps: `_gather` copies these latents to consecutive memory and widens them, as well as their
+rotated keys, which heads share. torch multiplies the latents by `up`, which gives keys and values
+of as many heads as fit in the buffer. `_expanded` computes attention, with a program per head and
+tile of a chunk's queries (FlashAttention-2's loop, arXiv:2307.08691).
 
-Heads are independent: if keys and values of all heads don't fit, heads are processed in turns and
-nothing is joined. The room is allocated whole, so that the first step takes as much as the largest.
-"""
+If keys and values of all heads don't fit, a few heads are computed at a time, since heads are
+independent. The buffer (room) is allocated in its full size, so that the first step takes as much
+memory as the largest. H: heads; rank, turning, still, value: see LatentSizes."""
 
 from __future__ import annotations
 
@@ -26,23 +25,23 @@ from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention.flash_loop import LOG2_E, nothing_seen, owner
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
-ROOM = 2**28  # bytes of keys and values
+ROOM = 2**28  # bytes of the buffer for keys and values
 AT_ONCE = 2**14  # latents gathered for one product
-LEAST = 64  # least columns of a product's right side: see delta_chunks.py
-_GATHERED = 16  # latents of a program
+LEAST = 64  # least columns of the right matrix of a product: see delta_chunks.py
+_GATHERED = 16  # latents that a program of _gather copies
 Tile = tuple[int, int, int, int]  # queries, tokens, warps, stages
 TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
 
 
 @dataclass(slots=True)
 class ChunkRoom:
-    """Buffers shared by the layers of a step."""
+    """Buffers that the layers of a step share. seen: tokens that the step's chunks see."""
 
-    slots: Tensor  # [seen] int64: slots of the tokens that chunks see, chunk by chunk
+    slots: Tensor  # [seen] int64: cache slots of the tokens that chunks see, chunk by chunk
     first: Tensor  # [chunks] int64: index of each chunk's first token in slots
-    vectors: Tensor  # [AT_ONCE, rank]
-    turned: Tensor  # [seen, turning]
-    made: Tensor  # [ROOM bytes] of keys and values
+    vectors: Tensor  # [AT_ONCE, rank]: gathered latents
+    turned: Tensor  # [seen, turning]: gathered rotated keys
+    made: Tensor  # [ROOM bytes]: keys and values
 
     @classmethod
     def of(cls, chunks: PrefillInputs, sizes: LatentSizes, dtype: torch.dtype) -> ChunkRoom:
@@ -87,11 +86,11 @@ def _gather(
     VECTORS: tl.constexpr,
 ):
     """Copies `count` latents from their slots to vectors [count, RANK] and turned [count, TURNING].
-    stored, beside: of LatentKv; of_eight: its scale, if EIGHT."""
+    stored, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if EIGHT."""
     at = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     slot = tl.load(slots + at, mask=at < count, other=0)
     lane, turn = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, TURNING_PAD)[None, :]
-    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # distance of two tokens, in numbers
     cell = (stored + slot // 16 * stride_block + slot % 16 * FROM)[:, None]
     keys = (beside + slot // 16 * stride_beside + slot % 16 * (TURNING if EIGHT else FROM))[:, None]
     there, to = (at < count)[:, None], at.to(tl.int64)[:, None]
@@ -129,9 +128,10 @@ def _walk(
     VALUE_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does the same as `flash_loop.walk` over keys in two or three parts: the unrotated part up to
-    LOW and from there on, and the rotated part. made, keys: at the chunk's first token. MASKED:
-    some queries don't see all tokens, or tiles aren't whole."""
+    """Computes the same as `flash_loop.walk`, with keys in two or three parts: LOW numbers of the
+    unrotated part, its other HIGH numbers if any, and the rotated part. made: pointer to keys and
+    values, keys: pointer to rotated parts, both of the chunk's first token. MASKED: True if some
+    queries don't see all tokens, or the last tile is not full."""
     token, lane, turn, value = (
         tl.arange(0, TOKENS),
         tl.arange(0, LOW)[None, :],
@@ -179,10 +179,10 @@ def _walk(
     do_not_specialize_on_alignment=["start", "context", "chunk_first"],
 )
 def _expanded(
-    q,  # [T, H, STILL + TURNING], at the first head of `made`
+    q,  # [tokens, H, STILL + TURNING], from the first head of `made` on
     made,  # [seen, some heads, STILL + VALUE]
     keys,  # [seen, TURNING]
-    out,  # [T, H, VALUE], at the first head of `made`
+    out,  # [tokens, H, VALUE], from the first head of `made` on
     start,  # [chunks + 1]
     context,  # [chunks]
     chunk_first,  # [chunks]
@@ -203,9 +203,10 @@ def _expanded(
     TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attends a tile of a chunk's queries of a head, each over its prompt up to itself."""
+    """Computes attention of a tile of a chunk's queries of one head. Each query sees its prompt up
+    to itself."""
     head = tl.program_id(1)
-    # a chunk's longest tiles go first
+    # the last tiles of a chunk take longest, so they go first
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0), QUERIES)
     chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if row < chunk_end:
@@ -290,7 +291,7 @@ def _expanded(
 
 
 def heads_at_once(chunks: PrefillInputs, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
-    """Returns for how many heads keys and values fit in the room; 0: none."""
+    """Returns how many heads' keys and values fit in the buffer at once; 0: not even one head's."""
     assert chunks.seen is not None
     return min(heads, ROOM // (chunks.seen.stored * (sizes.still + sizes.value) * dtype.itemsize))
 
@@ -304,8 +305,8 @@ def attend_expanded(
     room: ChunkRoom,
     out: Tensor,
 ) -> None:
-    """Attends q [n, H, still + turning] of all chunks into out [n, H, value]. up: [H, still +
-    value, rank]."""
+    """Computes attention of all chunks' q [n, H, still + turning] into out [n, H, value]. up: [H,
+    still + value, rank]."""
     sizes, (count, heads, width), number = kind.latent, q.shape, chunks.context.shape[0]
     assert sizes is not None and q.stride()[1:] == (width, 1) and out.is_contiguous()
     seen, each, at_once = (
@@ -370,8 +371,8 @@ def attend_expanded(
 
 
 def parts_of(width: int) -> tuple[int, int]:
-    """Returns the powers of two that a key's unrotated part is multiplied in: (128, 0) for 128,
-    (128, 64) for 192."""
+    """Returns two powers of two (the second may be 0) into which a key's unrotated part of this
+    width is split for products: (128, 0) for 128, (128, 64) for 192."""
     low = max(16, next_power_of_2(width))
     if low == width or low <= LEAST:
         return low, 0
@@ -379,9 +380,10 @@ def parts_of(width: int) -> tuple[int, int]:
 
 
 def _shape(sizes: LatentSizes, dtype: torch.dtype, shared: int) -> Tile:
-    """Returns the first of TILES that fits in a program's shared memory; none of them spills (sm90:
-    168 registers for DeepSeek's sizes, 240 for keys and values of 256). Moonlight on an H200, a
-    prompt of 8,192: 836 us with 3 stages (452 TFLOP/s), 1,019 with 2, 4,603 absorbed."""
+    """Returns the first of TILES that fits in a program's shared memory. None of them spills
+    registers: on sm90 they use 168 for DeepSeek's sizes, and 240 for keys and values of 256. A
+    prompt of 8,192 tokens of Moonlight takes 836 us on an H200 with 3 stages (452 TFLOP/s), 1,019
+    us with 2 stages, and 4,603 us in the absorbed form."""
     if dtype == torch.float32:
         return 16, 32, 4, 1
     key = sum(parts_of(sizes.still)) + max(16, next_power_of_2(sizes.turning))

@@ -1,5 +1,6 @@
-"""Kernels over latents: shared prefixes of groups, rows' own tokens, prompts. `latent.py` launches
-them."""
+"""Kernels of latent attention in the absorbed form. There is one each for prefixes of groups, for
+decode queries' own tokens, and for chunks. `latent.py` launches them. S: decode queries, H: heads.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +50,10 @@ def _prefix(
     EACH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Writes the output over each part of a group's prefix [S, H, splits, RANK], without the scale
-    of eight bits, and its log-sum-exp [S, H, splits]. vectors, beside: of LatentKv; of_eight: its
-    scale, if EIGHT. PARTS: programs that divide the heads of a tile."""
+    """Computes attention over the parts of a group's prefix. Writes each part's output to answer
+    [S, H, splits, RANK], not multiplied by the scale of eight bits, and its log-sum-exp to lse [S,
+    H, splits]. vectors, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if
+    EIGHT. PARTS: programs among which the heads of a tile are divided."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -153,8 +155,8 @@ def _own(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attends a range of a decode row's own tokens. The first program of a row continues from its
-    group's prefix."""
+    """Computes attention of a decode query over a range of its own tokens. The first program of a
+    query continues from the result of its group's prefix."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
@@ -272,7 +274,7 @@ def _prefill(
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attends a tile of a chunk's tokens, each over its prompt up to itself."""
+    """Computes attention of a tile of a chunk's tokens. Each token sees its prompt up to itself."""
     ROWS: tl.constexpr = QUERIES // HELD
     part = tl.program_id(0) % PARTS
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0) // PARTS, ROWS)

@@ -1,4 +1,6 @@
-"""Stores a token's latent (arXiv:2405.04434) and rotates its queries, in one launch."""
+"""Stores tokens' latents and rotates their queries, in one launch. It is a part of multi-head
+latent attention (arXiv:2405.04434). T: a step's tokens, H: heads; rank, turning, still: see
+LatentSizes."""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def _store(
     HALF_PAD: tl.constexpr,
 ):
     """One program per token: norms and stores its latent, rotates its key and the queries of all
-    heads. vectors, beside: of LatentKv; of_eight: its scale, if EIGHT."""
+    heads. vectors, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if EIGHT.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
     FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers

@@ -1,5 +1,5 @@
-"""Parts of the kernels over latents: the queries of a program, the walk over a sequence's latents,
-the write of outputs."""
+"""Functions for the kernels over latents. They load a program's queries, loop over a sequence's
+latents, and write outputs. M: queries of a program."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _queries(
     RANK_PAD: tl.constexpr,
     TURNING_PAD: tl.constexpr,
 ):
-    """Returns a tile of QUERIES: rows from `row` on x HELD heads, the part-th group of HEADS.
-    Results: rows, heads, a mask of the existing ones, and the queries in parts: two halves [M,
-    RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
+    """Loads a tile of M = QUERIES queries: HELD heads of each of the rows from `row` on. part:
+    which HELD of the HEADS heads. Returns rows, heads, a mask of the queries that exist, and the
+    queries in three parts: two halves [M, RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
     at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
     high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
@@ -41,8 +41,8 @@ def _queries(
 @triton.jit
 def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
     """Returns queries for products with stored latents, the scale of scores, and the scale of
-    outputs. Eight-bit latents are widened to float16, as in `flash_loop.with_eight`: queries are
-    divided by 16 and include the latents' scale."""
+    outputs. Eight-bit latents are widened to float16, as in `flash_loop.with_eight`. For that,
+    queries are multiplied by the latents' scale and divided by 16."""
     of_answer = 1.0
     if EIGHT:
         of_answer = tl.load(of_eight)
@@ -81,9 +81,10 @@ def _walk(
     TURNING_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does the same as `flash_loop.walk` over latents in halves, which takes fewer registers than
-    whole ones; begins at a block's first token. A second walk without masks, for tokens that every
-    query sees, would spill: 848 bytes a thread with eight warps."""
+    """Computes the same as `flash_loop.walk` over latents, which are multiplied in halves since
+    that takes fewer registers. begin: the first token of a block. There is no second loop without
+    masks for tokens that every query sees, since it would spill 848 bytes of registers a thread
+    with eight warps."""
     token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
     beyond = RANK_PAD // 2 + lane
     FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
@@ -126,8 +127,8 @@ def _walk(
 
 @triton.jit
 def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
-    """Writes two halves of outputs [M, RANK_PAD / 2], times share [M], to pointers `to` [M] if
-    `valid`."""
+    """Writes outputs, in halves low and high [M, RANK_PAD / 2], times share [M], to pointers `to`
+    [M] where valid [M]."""
     lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
     beyond = RANK_PAD // 2 + lane
     dtype: tl.constexpr = to.dtype.element_ty

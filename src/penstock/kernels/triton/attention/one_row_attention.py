@@ -1,10 +1,11 @@
-"""Attention of a single row in one launch: its tokens in parts, joined by the last program of each
-KV head.
+"""Attention of a single row, in one launch. Several programs share the row's tokens, and the last
+program of each KV head joins their results.
 
-A program loads available data (the row's length, its blocks, K and V, angles) before the previous
-kernel ends: only the query and the new token's K and V wait for it. Directly after the qkv product
-it rotates the queries itself, and the part with the new token rotates and stores K and V. Knows a
-row and its blocks; no layer."""
+A program loads data that earlier steps wrote (the row's length, blocks, K and V) and angles before
+the previous kernel ends. Only the query and the new token's K and V have to wait for it.
+`rotate_and_attend_one` takes the output of the qkv product: each program rotates the queries
+itself, and the one with the new token rotates and stores K and V. H: query heads, Hkv: KV heads, D:
+numbers of a head. Knows a row and its blocks; no layer."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from penstock.kernels.triton.grid import next_power_of_2, precision_of
 from penstock.kernels.triton.linear.fp8 import pointers
 from penstock.kernels.triton.pdl import has_pdl
 
-PARTS = 16  # most programs that share a row and KV head
-TOKENS = 64  # tokens of a tile; a part has at least one tile
+PARTS = 16  # the most programs that share a row and KV head
+TOKENS = 64  # tokens of a tile; a program has at least one tile
 
 
 def attend_one(
@@ -37,9 +38,9 @@ def attend_one(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attends rotated q [1, H, D] over a layer's KV; returns [1, H, D]. inputs.decode: the row,
-    without a group; it sees length + 1 tokens (its new one is stored), with a window the last
-    `window` of them."""
+    """Computes attention of rotated q [1, H, D] over a layer's KV; returns [1, H, D]. inputs.decode
+    has the row, which has no prefix group. It sees length + 1 tokens, of which the newest is
+    already stored; with a window, the last `window` of them."""
     assert q.stride()[1:] == (q.shape[2], 1)
     out = _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks, softcap, False)
     return wide(out)
@@ -54,8 +55,8 @@ def rotate_and_attend_one(
     sinks: Tensor | None = None,
     form: Form = "wide",
 ) -> Rows:
-    """Returns [1, H * D] for qkv [1, (H + 2 Hkv) * D], the output of its product:
-    `rotary_and_store` and `attend_one` in one."""
+    """Computes `rotary_and_store` and `attend_one` in one launch. qkv: [1, (H + 2 Hkv) * D], the
+    output of the qkv product. Returns [1, H * D], quantized as `form` says."""
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
     fixed = form == "fixed" and kind.width % FIXED == 0
     out = _launch(

@@ -1,5 +1,5 @@
-"""Kernel of a single row's attention: the new token's norms, rotation and store, parts along the
-tokens, and their join."""
+"""Kernel of a single row's attention. It may also rotate and store the new token. Programs share
+the row's tokens; their results are called parts and are joined at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.kernels.triton.attention.rotary_and_store import store_eight_v, st
 from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import release, wait
 
-JOINED = 4096  # numbers of parts that a program joins at once, over all queries of a KV head
+JOINED = 4096  # numbers (parts x outputs of a KV head) that a program joins at once
 EARLY = 2  # see pdl.py
 
 
@@ -50,8 +50,8 @@ def _extent(
 
 @triton.jit
 def _rotated(source, cos, sin, lane, inside, WIDTH: tl.constexpr):
-    """Returns heads' numbers at `source` [..., 1], rotated as in `rotary_and_store.py`, in their dtype. cos,
-    sin: of the lanes."""
+    """Loads heads at pointers `source` [..., 1] and rotates them as `rotary_and_store.py` does; the
+    dtype is unchanged. cos, sin: of each lane (number of a head)."""
     HALF: tl.constexpr = WIDTH // 2
     own = tl.load(source + lane, mask=inside, other=0.0).to(tl.float32)
     beside = tl.load(source + (lane + HALF) % WIDTH, mask=inside, other=0.0).to(tl.float32)
@@ -77,8 +77,8 @@ def _new_token(
     WIDTH: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """Returns the new token's K and V [WIDTH_PAD] of a KV head as stored; with `stores` also stores
-    them."""
+    """Returns the new token's K and V [WIDTH_PAD] of a KV head as they are read from the cache;
+    stores them if `stores`."""
     k = _rotated(qkv + (HEADS + head) * WIDTH, cos, sin, lane, inside, WIDTH)
     v = tl.load(qkv + (HEADS + KV_HEADS + head) * WIDTH + lane, mask=inside, other=0.0)
     there = inside & stores
@@ -131,8 +131,9 @@ def _join(
     FIXED: tl.constexpr,
 ):
     """Joins `used` parts and writes the outputs of a KV head's queries. total_width: numbers of all
-    heads. A column is a number of an output; AT_ONCE parts of all columns are loaded together (one
-    query after the other took 2.9 us a layer of a 1B more, 2.1 of an 8B)."""
+    heads. A column is one number of one query's output; AT_ONCE parts of all columns are loaded at
+    once. Joining one query after the other took 2.9 us more for each layer of a 1B model, and 2.1
+    us of an 8B model."""
     column = tl.arange(0, COLUMNS)
     query, lane = column // WIDTH_PAD, column % WIDTH_PAD
     inside = (query < RATIO) & (lane < WIDTH)
@@ -154,7 +155,7 @@ def _join(
         mixed = mixed * shrink + tl.sum(each * share, 0)
         largest = larger
     answers = (mixed / total).to(kind)
-    if FIXED:  # padded columns are zeros
+    if FIXED:  # fixed point; columns of padding are zeros, as store_fixed needs
         first = tl.arange(0, COLUMNS // 16) * 16
         query, lane = first // WIDTH_PAD, first % WIDTH_PAD
         block = ((head * RATIO + query) * WIDTH + lane) // 16
@@ -212,8 +213,8 @@ def _attend_one(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """RAW: q is the output of the qkv product: nothing is rotated, and the new token's K and V are
-    not stored yet."""
+    """One program per KV head and part of the row's tokens. RAW: True: q is the output of the qkv
+    product, in which nothing is rotated, and the new token's K and V have to be stored."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head, place = tl.program_id(0), tl.program_id(1)
     row, first, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
@@ -293,8 +294,9 @@ def _attend_one(
             queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
             k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k)
             if EIGHT > 0:
-                # Its bytes are beside older tokens' bytes that were read before it was written:
-                # bypass this multiprocessor's cache.
+                # The new token's bytes share cache lines with older tokens' bytes, which were read
+                # before the new ones were written. So they are read past this multiprocessor's
+                # cache.
                 v = tl.where(
                     latest, tl.load(beside, mask=latest, other=0.0, cache_modifier=".cg"), old_v
                 )

@@ -1,9 +1,10 @@
-"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored
-already.
+"""Attention of chunks of prompts. Each token of a chunk sees its prompt's tokens up to itself; the
+chunk's own K and V are already in the cache.
 
-A program takes a tile of a chunk's tokens x the query heads of one KV head (FlashAttention-2's
-walk, arXiv:2307.08691, over a paged cache). The launch depends on the number of tokens and chunks
-alone."""
+A program handles a tile of a chunk's tokens and the query heads of one KV head (FlashAttention-2's
+loop, arXiv:2307.08691, over a paged cache). The launch depends only on the numbers of tokens and
+chunks. T: tokens of all chunks, H: query heads, Hkv: KV heads, D: numbers of a head, W: blocks of a
+block table."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from penstock.kernels.triton.attention.flash_loop import (
 )
 from penstock.kernels.triton.grid import next_power_of_2, precision_of, shared_of
 
-WIDE_TILE = 196_608  # bytes of shared memory for the largest tile
+WIDE_TILE = 196_608  # bytes of shared memory that the largest tile needs
 
 
 @triton.jit(
@@ -38,9 +39,9 @@ def _prefill(
     scales,  # [2, Hkv] float32, for parts in eight bits
     sinks,  # [H] float32
     out,  # [T, H, D]
-    start,  # [chunks + 1]
-    context,  # [chunks]
-    blocks,  # [chunks, W]
+    start,  # [chunks + 1]: chunk c is tokens start[c] : start[c + 1]
+    context,  # [chunks]: position of each chunk's first token
+    blocks,  # [chunks, W]: block table of each chunk's prompt
     chunks,
     tiles,
     window,
@@ -65,7 +66,7 @@ def _prefill(
     RATIO: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
-    # a chunk's last tiles are its longest, so they go first
+    # the last tiles of a chunk take longest, so they go first
     tile = tiles - 1 - tl.program_id(0) // KV_HEADS
     chunk, row = owner(start, chunks, tile, ROWS)
     chunk_start = tl.load(start + chunk)
@@ -83,8 +84,8 @@ def _prefill(
         at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
         scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + chunk.to(tl.int64) * stride_blocks
-        # [edge, clear) is cut by the window's edge, every query sees [clear, whole), some see
-        # [whole, end).
+        # Some queries see the tokens [edge, clear), at the window's edge; all see [clear, whole);
+        # some see [whole, end).
         clear = 0
         whole = (lowest + 1) // TOKENS * TOKENS
         if WINDOWED:
@@ -187,8 +188,8 @@ def attend_chunks(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Attends q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are
-    chunk c's.
+    """Computes attention of q [T, H, D] over a layer's KV into out [T, H, D]. Chunk c is tokens
+    start[c] : start[c + 1].
 
     start: [chunks + 1], context: [chunks] (position of a chunk's first token), block_table:
     [chunks, W]; int32. A token sees its prompt's tokens up to itself, with a window the last
@@ -237,14 +238,16 @@ def attend_chunks(
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int, eight: int
 ) -> tuple[int, int, int, int]:
-    """Returns query rows of a tile, tokens of a tile, warps, stages. The best of ten on an H200 for
-    16 chunks of 1,024 tokens: 278 TFLOPS at width 256 (64 queries by 32 tokens 244, for chips with
-    less shared memory), 290 at 128 and 64. With K and V in eight bits, widened for each tile, 128
-    queries read a token half as often: 192 -> 261 TFLOPS at width 128 (4 chunks of 4,096 tokens:
-    224 -> 323), 193 -> 225 at 64."""
+    """Returns the queries and tokens of a tile, warps and stages. It is the best of ten on an H200
+    for 16 chunks of 1,024 tokens: 278 TFLOPS at width 256, and 290 at widths 128 and 64. On GPUs
+    with less shared memory, width 256 has tiles of 64 queries and 32 tokens (244 TFLOPS on the
+    H200). With K and V in eight bits, which are widened for each tile, tiles have 128 queries, so
+    that a token is read half as often as with 64: 261 TFLOPS instead of 192 at width 128 (323
+    instead of 224 for 4 chunks of 4,096 tokens), and 225 instead of 193 at width 64."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
-    least = next_power_of_2(ratio)  # a tile holds a whole row
+    # a tile has at least all query heads (of the KV head) of one token
+    least = next_power_of_2(ratio)
     if width > 256:  # Gemma 4: fits, not measured yet
         return max(64, least), 32, 8, 2
     if width > 128:

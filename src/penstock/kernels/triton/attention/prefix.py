@@ -1,9 +1,13 @@
-"""Shared prefixes: the queries of a prefix group against the group's blocks, once, on tensor cores.
+"""Attention over shared prefixes. The queries of a prefix group are multiplied by the KV of the
+group's prefix, which is read once for all of them.
 
-A program takes a tile of rows of one group x the query heads of one KV head, walks the group's
-blocks and writes the output over the prefix alone with its log-sum-exp; `decode` continues from
-there. (The idea is Hydragen's, arXiv:2402.05099; here one launch serves all groups, and the groups
-are data on the device.) Rows without a group are left unwritten."""
+A program handles a tile of rows of one group and the query heads of one KV head. It loops over the
+prefix's blocks and writes the output over the prefix alone, with its log-sum-exp. `decode`
+continues from there. Rows without a group are not written. The idea is Hydragen's
+(arXiv:2402.05099); here one launch handles all groups, and the groups are data on the device.
+
+S: decode queries, G: groups, H: query heads, Hkv: KV heads, D: numbers of a head, W: blocks of a
+group's block table."""
 
 from __future__ import annotations
 
@@ -27,23 +31,25 @@ from penstock.kernels.triton.attention.flash_loop import (
 )
 from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, precision_of, shared_of
 
-MOST_PARTS = 8  # programs that share a tile's prefix
-PART_TOKENS = 128  # least prefix tokens of one of them
-PART_TILE = 64  # parts are multiples of it
-FILLED = 2048  # programs that fill the chip, most of them idle
-EACH = 1024  # groups that a program examines together
-# bytes of shared memory for 128 queries of 128 numbers and 64 tokens, with a margin
+MOST_PARTS = 8  # the most programs that share a tile's prefix; each has a part of its tokens
+PART_TOKENS = 128  # least tokens of a part
+PART_TILE = 64  # tokens of a part are a multiple of this
+# launched programs that are enough to keep a GPU busy, although many of them find no work
+FILLED = 2048
+EACH = 1024  # groups that a program searches at once for its own
+# bytes of shared memory for a tile of 128 queries of 128 numbers and 64 tokens, with a margin
 WIDE_TILE = 106_496
-MANY_ROWS = 2048  # least rows of a step for tiles of twice the height
+MANY_ROWS = 2048  # least rows of a step for which tiles have twice as many queries
 
 
 @dataclass(slots=True)
 class PrefixState:
-    """Results of rows' prefixes: the output over each part alone and its log-sum-exp in base 2."""
+    """Results of prefixes for each query: the output over each part of the prefix, and its
+    log-sum-exp in base 2. S: decode queries, H: query heads, D: numbers of a head."""
 
     answer: Tensor  # [S, H, splits, D] float32
     lse: Tensor  # [S, H, splits] float32
-    splits: int  # most parts of a prefix
+    splits: int  # the most parts of a prefix
 
     @classmethod
     def of(
@@ -76,9 +82,9 @@ def _prefix(
     scales,  # [2, Hkv] float32, for parts in eight bits
     answer,  # [S, H, splits, D] float32, without V's scale
     lse,  # [S, H, splits] float32, base 2
-    start,  # [G + 1]
-    blocks,  # [G, W]
-    length,  # [G]
+    start,  # [G + 1]: group g is rows start[g] : start[g + 1]
+    blocks,  # [G, W]: block table of each prefix
+    length,  # [G]: tokens of each prefix
     groups,
     splits,
     scale,
@@ -192,11 +198,11 @@ def attend_prefixes(
     state: PrefixState,
     softcap: float | None = None,
 ) -> None:
-    """Attends q [S, H, D] over the groups' prefixes in a layer's KV, into `state`.
+    """Computes attention of q [S, H, D] over the groups' prefixes in a layer's KV, into `state`.
 
     start: [G + 1], blocks: [G, W], length: [G]; int32. Rows start[g] : start[g + 1] see the first
-    length[g] tokens of blocks[g]; length is a multiple of 16. The launch depends on S and G alone:
-    a group may be empty or of length 0."""
+    length[g] tokens of blocks[g]; length is a multiple of 16. The launch depends only on S and G,
+    so unused groups may have no rows or length 0."""
     rows, heads, width = q.shape
     kv_heads, groups = kv.kv_heads, start.shape[0] - 1
     ratio = heads // kv_heads
@@ -243,22 +249,22 @@ def tile_members(ratio: int, width: int, dtype: torch.dtype, rows: int = 1) -> i
 
 
 def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -> int:
-    """Returns the most tiles of rows that groups can need."""
+    """Returns how many tiles `rows` rows in `groups` groups can need at most."""
     return rows // tile_members(ratio, width, dtype, rows) + groups
 
 
 def _splits(programs: int) -> int:
-    """Returns the parts of a prefix, a power of two. programs: their number if each takes a whole
-    prefix; few of them don't fill the chip."""
+    """Returns into how many parts a prefix is divided, a power of two: more if there are few
+    programs. programs: their number if a prefix is not divided."""
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED, rows: int = 1
 ) -> tuple[int, int, int, int]:
-    """Returns query rows of a tile, tokens of a tile, warps, stages: the best of
-    gpu_timing/prefix.py on an H200. shared: bytes of shared memory of a program; it doesn't change
-    the query rows. A row's result depends on the tokens of a tile alone."""
+    """Returns the queries and tokens of a tile, warps and stages: the best of gpu_timing/prefix.py
+    on an H200. shared: bytes of shared memory of a program; the number of queries doesn't depend on
+    it. Of these four, only the tokens of a tile affect a row's bits."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     tall = 64 < width <= 128 and rows >= MANY_ROWS

@@ -1,8 +1,8 @@
-"""Cost of prefix groups on a GPU: measured times of this column's attention
-(`benchmarks/prefix_groups.py`, H200, 1,260 steps).
+"""Times of prefix groups on a GPU. They were measured on an H200 over 1,260 steps
+(`benchmarks/prefix_groups.py`).
 
-Other GPUs use the H200's figures: only their ratios matter, and these differ less between GPUs than
-the figures."""
+Other GPUs use the H200's times: only ratios of times matter, and these differ less between GPUs
+than the times do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURED = (
 def prefix_cost(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
 ) -> PrefixCostTimes:
-    """Returns the times of this column; see `kernels.prefix_cost.PrefixCost`."""
+    """Returns the times for a head shape; see `kernels.prefix_cost.PrefixCost`."""
     found = [measured for measured in MEASURED if measured.device == device]
     members = tile_members(heads // kv_heads, width, dtype)
     return (found or MEASURED)[0].times(kv_heads, width, members, kv_share)

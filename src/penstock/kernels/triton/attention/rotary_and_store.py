@@ -1,9 +1,10 @@
-"""Rotary embedding, the optional norms of q and k, and the KV store, from the fused qkv product:
-one launch.
+"""Rotary embedding and KV store, in one launch. They take the output of the fused qkv product; q
+and k may be normed as well.
 
-A program is a token and some of its heads (q's, then k's, then v's, as in the product). q is
-rotated in place; k and v go to the cache alone. Knows heads, positions and slots; no layer. Source:
-RoFormer, arXiv:2104.09864; the halves of a head rotate together, as in HF."""
+A program handles a token and some of its heads (q's, then k's, then v's, as in the product). q is
+rotated in place; k and v are written to the cache only. T: a step's tokens, H: query heads, D:
+numbers of a head. Knows heads, positions and slots; no layer. Source: RoFormer, arXiv:2104.09864;
+the halves of a head rotate together, as in HF."""
 
 from __future__ import annotations
 
@@ -21,18 +22,21 @@ from penstock.kernels.triton.pdl import early_of, release, wait
 
 _HEADS, _WARPS = 16, 4
 _WARPS_OF_NORMS = (
-    8  # 16,384 tokens of 16 heads of 256 with norms: 4 warps 119 us, 8 95; a copy takes 63
+    # warps: 16,384 tokens of 16 heads of 256, with norms, take 119 us with 4 warps, 95 us with 8;
+    # copying takes 63 us
+    8
 )
 _MANY = (
-    # tokens from which on a program takes all heads of a token: 0.0302 ms against 0.0319 at 8,192
+    # With so many tokens or more, a program handles all heads of a token: 8,192 tokens then take
+    # 0.0302 ms instead of 0.0319 ms.
     512
 )
 
 
 @triton.jit
 def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
-    """Returns x normed and multiplied by its weight: with WIDE before the one rounding, else after
-    a first rounding."""
+    """Returns x * scale * weight. WIDE: True rounds once, at the end; False also rounds x * scale
+    to `dtype`."""
     if WIDE:
         return (x * scale * weight).to(dtype).to(tl.float32)
     return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
@@ -54,7 +58,8 @@ def _normed(
     K_NORM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Returns both halves of heads [PIECE, HALF] with q's and k's normed."""
+    """Returns both halves of heads, [PIECE, HALF] each, in which the heads of q and k are normed.
+    a, b: the halves."""
     half = WIDTH // 2
     scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
     if Q_NORM:
@@ -72,7 +77,7 @@ def _normed(
 
 @triton.jit
 def to_eight(numbers, scale):
-    """Returns numbers, rounded to the model's dtype, as e4m3 of numbers * (1 / scale)."""
+    """Returns numbers * (1 / scale) in e4m3. numbers: already rounded to the model's dtype."""
     eight = numbers.to(tl.float32) * tl.div_rn(1.0, scale)
     return tl.clamp(eight, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
@@ -93,9 +98,9 @@ def store_kv(
     SLOTS: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, if is_v, its V,
-    at `lane`; V in eight bits is written by `store_eight_v`. EIGHT: parts in eight bits
-    (kernels/layer_kv.py): 0 none, 1 V, 2 K and V."""
+    """Writes lanes of KV heads to a slot: to its V where is_v, else to its K. numbers: already
+    rounded to the model's dtype. V in eight bits is left to `store_eight_v`. EIGHT: parts in eight
+    bits (kernels/layer_kv.py): 0 none, 1 V, 2 K and V."""
     block, offset = slot // SLOTS, slot % SLOTS
     if EIGHT == 0:
         part = tl.where(is_v, 1, 0)
@@ -111,7 +116,7 @@ def store_kv(
             + lane
         )
         if EIGHT == 2:
-            # any valid index for lanes that are not KV heads
+            # clamped, so that the index is valid for query heads too
             of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
             numbers = to_eight(numbers, tl.load(scales + of_head))
         tl.store(target, numbers, mask=there & (is_v == 0))
@@ -132,7 +137,8 @@ def store_eight_v(
     WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Writes V of KV heads, rounded to the model's dtype, to a slot in eight bits, transposed."""
+    """Writes V of KV heads to a slot in eight bits, which are stored transposed. numbers: V,
+    already rounded to the model's dtype."""
     wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
     of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
     eight = to_eight(numbers, tl.load(scales + KV_HEADS + of_head))
@@ -244,7 +250,8 @@ def _rotary_and_store(
         SLOTS,
         EIGHT,
     )
-    if EIGHT > 0 and tl.program_id(1) == 0:  # byte by byte, for V's heads only
+    # V in eight bits is written byte by byte, in a separate pass over its heads
+    if EIGHT > 0 and tl.program_id(1) == 0:
         of_v, each = tl.arange(0, OF_V)[:, None], tl.arange(0, 2 * HALF)[None, :]
         inside = (of_v < KV_HEADS) & (each < WIDTH)
         first_v: tl.constexpr = HEADS if KEYS_AS_VALUES else HEADS + KV_HEADS

@@ -1,7 +1,8 @@
-"""The activation of an MLP's gate, one launch. Knows one matrix; no layer.
+"""Activations of an MLP's gate, in one launch. T: tokens, F: inner size of the MLP. Knows one
+matrix; no layer.
 
-If the next product takes eight bits, a program takes a whole row, whose largest magnitude gives the
-scale; the same for one row in fixed point."""
+If the result is quantized to eight bits, a program handles a whole row, since the scale depends on
+the row's largest magnitude. The same goes for one row in fixed point."""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ from penstock.kernels.triton.linear.fp8 import BITS, empty_rows, pointers, store
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
-GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}  # values of `gated`'s KIND
+GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}  # activation -> KIND of `gated`
 
 
 @triton.jit
 def both(a, b, c, d):
-    """Adds two pairs, such as the sums of gate and up: `tl.reduce` over both at once passes through
-    shared memory once."""
+    """Adds two pairs: returns a + c and b + d. With it, `tl.reduce` sums gate and up together,
+    which passes through shared memory once instead of twice."""
     return a + c, b + d
 
 
 @triton.jit
 def swish(gate, slope):
     """Returns gate / (1 + exp(-slope * gate)); silu has slope 1."""
-    # squared rsqrt: the reciprocal in one instruction
+    # a squared rsqrt, since rsqrt is one instruction and a division takes several
     root = tl.rsqrt(1.0 + tl.exp2(gate * slope * -1.4426950408889634))
     return gate * root * root
 
@@ -45,7 +46,7 @@ def gelu_tanh(gate):
 
 @triton.jit
 def gated(gate, slope, KIND: tl.constexpr):
-    """Returns the gate's activation. KIND: 1: swish with a slope; 2: GELU."""
+    """Returns the activation of the gate. KIND: 1: swish with `slope`; 2: GELU."""
     return swish(gate, slope) if KIND == 1 else gelu_tanh(gate)
 
 
@@ -53,8 +54,8 @@ def gated(gate, slope, KIND: tl.constexpr):
 def _store(
     value, out, low, scales, row, column, there, width, FP8: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Writes a row's columns in the model's dtype, or (FP8) a whole row in eight bits with its
-    scale."""
+    """Writes some columns of a row in the model's dtype, or (if FP8) a whole row in eight bits with
+    its scale."""
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)
         at = row * width + column[None, :]
@@ -130,11 +131,11 @@ def _add_opened(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row."""
+    """Kernel of `add_opened`, with one program per row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     there, at = column < width, row * width + column
     if GATED:
-        # a constant, so loaded before the wait
+        # loaded before `wait`, since weights are constant
         weight = tl.load(gate + column, mask=there, other=0.0).to(tl.float32)
     wait(EARLY)
     release(EARLY)

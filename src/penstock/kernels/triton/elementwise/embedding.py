@@ -1,4 +1,4 @@
-"""Embedding: token ids to rows of the table, one launch. Knows ids and a table."""
+"""Embedding: looks up rows of the table, in one launch. Knows ids and a table."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def _embed(ids, table, out, first, rows, d, EARLY: tl.constexpr, BLOCK: tl.const
 
 def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
     """Returns rows [T, d] of table for ids [T] of any integer dtype. table: [rows, d] contiguous,
-    may be in pinned host memory (quant/gathered.py). first: token of the table's first row, for a
-    range of the vocabulary (None: all of it); tokens outside it give 0."""
+    may be in pinned host memory (quant/gathered.py). first: token id of the table's first row, if
+    the table has a range of the vocabulary; tokens outside it give 0. None: the table has the whole
+    vocabulary."""
     out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=ids.device)
     if ids.shape[0]:
         d = table.shape[1]

@@ -1,5 +1,5 @@
-"""Rows in eight bits, or one row in fixed point, in a launch: converts attention's output for the
-next product. Knows rows; no layer."""
+"""Quantizes rows to eight bits or fixed point. It is used for attention's output before the next
+product. T: rows, K: numbers of a row. Knows rows; no layer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # values of kernels' FP8
+# representation of rows -> the kernels' argument FP8
+BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}
 
 
 @triton.jit
 def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.constexpr):
-    """Writes wide [R, D] (zeros in padding) in e4m3 to numbers + at, its scales to scales + row [R,
-    1], and for pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
+    """Writes R rows of D numbers in eight bits, as kernels/fp8_rows.py defines. wide: [R, D], zeros
+    in padding. e4m3 numbers go to numbers + at, scales to scales + row [R, 1], and for pairs (FP8 =
+    2) the second e4m3 numbers to low + at."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
-    scaled = wide * tl.div_rn(1.0, scale)  # at most one last bit above 448, which rounds to 448
+    # may exceed 448 by one last bit, which e4m3 rounds to 448
+    scaled = wide * tl.div_rn(1.0, scale)
     eight = scaled.to(tl.float8e4nv)
     tl.store(numbers + at, eight, mask=there)
     tl.store(scales + row, scale, mask=row_there)
@@ -35,8 +38,8 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
 def store_rows(
     wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr
 ):
-    """Writes wide [R, D] like store_fp8, or (FP8 3) a single row in fixed point; `low` then
-    receives its sums."""
+    """Writes wide [R, D] like store_fp8, or (FP8 = 3) a single row in fixed point, whose sums then
+    go to `low`. d: numbers of a row without padding."""
     if FP8 == 3:
         block = tl.arange(0, D // 16)
         values = tl.where(there, wide.to(tl.float32), 0.0).reshape(D // 16, 16)
@@ -94,7 +97,8 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
 
 
 def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
-    """Returns uninitialised rows, as many as `like` [T, K] has, of K or `width` numbers."""
+    """Returns uninitialised rows in eight bits or in pairs: as many as `like` [T, K] has, of K
+    numbers, or of `width` if given."""
     shape = (like.shape[0], width or like.shape[1])
     numbers = torch.empty(shape, dtype=E4M3, device=like.device)
     scale = torch.empty((like.shape[0], 1), dtype=torch.float32, device=like.device)
@@ -102,7 +106,8 @@ def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
 
 
 def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | FixedRow:
-    """Returns uninitialised rows as `empty_fp8`, or a single row in fixed point."""
+    """Returns uninitialised rows as `empty_fp8` does, or a single uninitialised row in fixed
+    point."""
     return (
         empty_fixed(width or like.shape[1], like.device)
         if form == "fixed"
@@ -111,8 +116,8 @@ def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | 
 
 
 def pointers(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns numbers, low (in fixed point: sums) and scale for kernels; for a Tensor, the tensor
-    three times."""
+    """Returns the three tensors that kernels read: numbers, low and scale of Fp8Rows; numbers, sums
+    and scale of a FixedRow; for an unquantized Tensor, the tensor three times."""
     if isinstance(rows, Tensor):
         return rows, rows, rows
     if isinstance(rows, FixedRow):

@@ -1,12 +1,13 @@
-"""The product of one row in fixed point with four-bit weights: integer products, four at a time,
-without tensor cores.
+"""Product of one fixed-point row with four-bit weights. It uses integer instructions that multiply
+four numbers at a time, and no tensor cores.
 
-A program has all of K for some outputs: there are no parts to join, and its first weights are
-loaded before the previous kernel has ended. Per 32 weights a thread takes 16 bytes, eight masks and
-sixteen products of four numbers each; the sums of 16 numbers are exact, and are scaled in float32.
-Floats are looked up: twice each of their eight magnitudes is a whole number in a byte, and one
-instruction looks up four of them by their bits. The output may be written in the form of the next
-product. Knows a matrix and a row; no layer."""
+A program computes some outputs over all K inputs, so no partial sums have to be joined. It loads
+its first weights before the previous kernel has ended. For 32 weights a thread loads 16 bytes, and
+executes eight masks and sixteen products of four numbers each. The sums of 16 numbers are exact,
+and are scaled in float32. Four-bit floats are converted by table lookup: twice each of their eight
+magnitudes is a whole number that fits in a byte, and one instruction looks up four of them. The
+output may be quantized for the next product. N: outputs of the matrix, K: inputs, R: outputs of a
+program, C: chunks of 16 bytes. Knows a matrix and a row; no layer."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ from penstock.kernels.triton.pdl import has_pdl, wait
 
 SIGNED: tl.constexpr = tl.constexpr("dp4a.u32.s32 $0, $1, $2, $3;")
 UNSIGNED: tl.constexpr = tl.constexpr("dp4a.u32.u32 $0, $1, $2, $3;")
-ABOVE: tl.constexpr = tl.constexpr(12)  # added to twice a float, so that the sum is not negative
-# $2: eight e2m1 numbers -> ABOVE + twice each, one a byte: $0 for the low halves of bytes, $1 for
-# the high halves. A lookup by four bits finds one of eight bytes, or with the upper bit set that
-# byte's sign: 0. So one lookup finds the non-negative numbers, and one with inverted upper bits the
-# negative ones. $3 and $4: first halves of the lookup tables.
+# added to twice a four-bit float, so that the result is not negative
+ABOVE: tl.constexpr = tl.constexpr(12)
+# Assembler that converts eight e2m1 numbers, in the register $2, to ABOVE + twice each, one a
+# byte: those in the low halves of bytes to $0, those in the high halves to $1. The lookup
+# instruction takes four bits: it gives one of eight bytes, or 0 (the byte's sign) if the upper bit
+# is set. So one lookup gives the results of non-negative numbers, and one with inverted upper
+# bits those of negative numbers. $3 and $4: first halves of the lookup tables.
 _TWICE: tl.constexpr = tl.constexpr("""{
     .reg .b32 n, t, u, e, f, g, h;
     xor.b32 n, $2, 0x88888888;
@@ -48,9 +51,9 @@ _TWICE: tl.constexpr = tl.constexpr("""{
     prmt.b32 $0, e, g, 0x6420;
     prmt.b32 $1, e, g, 0x7531;
 }""")
-# First halves of the lookup tables, from a non-negative number $2. They are constants, but the
-# assembler must not know that, or it loads them again before each lookup (0.5 instructions a
-# weight).
+# Assembler that gives the first halves of the lookup tables. They are constants, but are
+# computed from a non-negative number $2: the assembler would load known constants again before each
+# lookup, which costs 0.5 instructions a weight.
 _FIRST: tl.constexpr = tl.constexpr("""{
     .reg .b32 t, u;
     mov.u32 t, %laneid;
@@ -63,8 +66,8 @@ _FIRST: tl.constexpr = tl.constexpr("""{
 
 @triton.jit
 def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
-    """Returns sums plus the products of the four bytes of w, 0 to 255, with those of x. PLAIN:
-    without assembler."""
+    """Returns sums + the products of the four bytes (0 to 255) of each word w with those of x.
+    PLAIN: True computes without assembler."""
     if PLAIN:
         w, x = tl.broadcast(w, x)
         for at in tl.static_range(4):
@@ -81,7 +84,7 @@ def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
 
 @triton.jit
 def _words(x, C: tl.constexpr, R: tl.constexpr):
-    """Splits x [C, R, 4] into its four [C, R]."""
+    """Splits x [C, R, 4] into four tensors [C, R]."""
     even, odd = tl.split(x.reshape(C, R, 2, 2))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -95,8 +98,8 @@ def _masked(w, MASK: tl.constexpr):
 
 @triton.jit
 def _first(number, PLAIN: tl.constexpr):
-    """Returns the lookup tables of `_twice`. number: any non-negative number that isn't known at
-    compile time."""
+    """Returns the first halves of the lookup tables of `_twice`. number: any non-negative number
+    that the compiler doesn't know."""
     if PLAIN:
         return number, number
     else:
@@ -107,8 +110,8 @@ def _first(number, PLAIN: tl.constexpr):
 
 @triton.jit
 def _twice(w, first, PLAIN: tl.constexpr):
-    """Returns ABOVE + twice each e2m1 number of a word: those in the low halves of bytes, and those
-    in the high halves."""
+    """Returns ABOVE + twice each e2m1 number of words w, one a byte, in two words: of the numbers
+    in the low halves of bytes, and in the high halves. first: from `_first`."""
     if PLAIN:
         low, high = w * 0, w * 0
         for at in tl.static_range(4):
@@ -135,7 +138,8 @@ def _one_twice(number):
 
 @triton.jit
 def _looked_up(w, first, PLAIN: tl.constexpr):
-    """Returns `_twice` of four words: the low halves' numbers, and the high halves'."""
+    """Returns `_twice` of four words w: four words for the low halves, and four for the high
+    halves."""
     a, e = _twice(w[0], first, PLAIN)
     b, f = _twice(w[1], first, PLAIN)
     c, g = _twice(w[2], first, PLAIN)
@@ -145,8 +149,8 @@ def _looked_up(w, first, PLAIN: tl.constexpr):
 
 @triton.jit
 def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
-    """Returns sums plus 256 times the products of the bytes of four words w with `high`, plus those
-    with `low`."""
+    """Returns sums + 256 * the products of the bytes of four words w with those of `high` + the
+    products with those of `low`. high, low: high and low bytes of 16 numbers of the row."""
     a, b, c, d = w[0], w[1], w[2], w[3]
     total = _times(a, high[0], a * 0, SIGNED, PLAIN)
     total = _times(b, high[1], total, SIGNED, PLAIN)
@@ -160,8 +164,8 @@ def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
 
 @triton.jit
 def _row_words(at, inside, C: tl.constexpr, EVEN: tl.constexpr):
-    """Returns the 16 bytes at `at` [C, 1] (two words of 8) as four words. Each thread loads these
-    few numbers where it needs them; more than one per thread would go through shared memory."""
+    """Loads 16 bytes at pointers `at` [C, 1] to two 64-bit words; returns them as four 32-bit
+    words. Every thread loads the words that it needs itself, which avoids shared memory."""
     both = at[:, :, None] + tl.arange(0, 2)[None, None, :]
     x = tl.load(both) if EVEN else tl.load(both, mask=inside[:, :, None], other=0)
     even, odd = tl.split(x)
@@ -170,7 +174,8 @@ def _row_words(at, inside, C: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _row(numbers, scales, sums, block, C: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
-    """Returns the numbers of blocks [C, 1] of the row as words, their scales, and their sums."""
+    """Loads blocks of 16 numbers of the row: returns their high and low bytes as words, their
+    scales and their sums. block: [C, 1], indices."""
     inside = block < K // 16
     high = _row_words(numbers + block * 2, inside, C, EVEN)
     low = _row_words(numbers + K // 8 + block * 2, inside, C, EVEN)
@@ -183,8 +188,8 @@ def _row(numbers, scales, sums, block, C: tl.constexpr, K: tl.constexpr, EVEN: t
 def _weights(
     weight, scale, n, N, chunk, there, K: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr
 ):
-    """Returns words of outputs n [1, R] at chunks [C, 1] of 16 bytes, [C, R, 4], and both halves'
-    scales [C, R, 2]."""
+    """Loads chunks of 16 bytes of weights as words [C, R, 4], with the scales of their low and high
+    halves [C, R, 2]. n: outputs [1, R]. chunk: indices [C, 1]."""
     at = n.to(tl.int64) * (K // 8) + chunk * 4
     words = tl.load(
         weight + at[:, :, None] + tl.arange(0, 4)[None, None, :], mask=there[:, :, None], other=0
@@ -217,7 +222,8 @@ def _store(
     GATED: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """Writes a program's output, gated first, rounded to `kind`. last: numbers of the whole row."""
+    """Writes a program's outputs, rounded to dtype `kind`; if GATED, silu(gate) * up is computed
+    first. last: numbers of the whole output row."""
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     if GATED:
         a, b = tl.split(answer.to(kind).to(tl.float32).reshape(2, HALF).permute(1, 0))
@@ -255,12 +261,15 @@ def _linear_four(
     UNROLL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per R outputs; GATED: half of them, output n is silu(n) * (n + N / 2). C: chunks
-    of a turn, each 16 bytes of an output's weights. FLOATS: the weights are an `Fp4Weight`'s. WIDE:
-    the model's dtype. FIXED: write the output in fixed point; `out` is its numbers."""
+    """One program per R outputs of the matrix. GATED: the R outputs are R / 2 of the gate and R / 2
+    of up, output n of the result is silu(output n) * output (n + N / 2). C: chunks of 16 bytes of
+    an output's weights that an iteration loads. FLOATS: True: the weights are four-bit floats
+    (`Fp4Weight`); False: integers. WIDE: the model's dtype. FIXED: True writes the result in fixed
+    point; `out` is its numbers."""
     CHUNKS: tl.constexpr = K // 32
     EVEN: tl.constexpr = CHUNKS % C == 0
-    PLAIN: tl.constexpr = tl.float32 == WIDE  # the interpreter's dtype
+    # float32 is the dtype with which Triton's interpreter runs this
+    PLAIN: tl.constexpr = tl.float32 == WIDE
     EACH: tl.constexpr = TURN // 16
     HALF: tl.constexpr = R // 2 if GATED else R
     lane, place = tl.arange(0, C)[:, None], tl.arange(0, R)[None, :]
@@ -297,7 +306,8 @@ def _linear_four(
         w, of, more, more_of = more, more_of, ahead, ahead_of
     answer = tl.sum(sums, axis=0)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
-    # 2 ** 33: times 2 ** 64 it is the 2 ** 98 that scales lack, halved since numbers are doubled
+    # scales lack a factor of 2 ** 98, of which 2 ** 64 is applied above; numbers were doubled, so 2
+    # ** 33 remains
     if FLOATS:
         rows = tl.minimum(
             tl.program_id(0) * HALF + tl.arange(0, R) % HALF + tl.arange(0, R) // HALF * (N // 2),
@@ -313,24 +323,25 @@ def _linear_four(
 class Band:
     """The cut of a one-row product into programs."""
 
-    outputs: int  # outputs of a program; gated: pairs of outputs
-    chunks: int  # chunks of 16 bytes of an output's weights, loaded at once
+    outputs: int  # outputs of a program; if gated, pairs of outputs
+    chunks: int  # chunks of 16 bytes of an output's weights that are loaded at once
     warps: int
-    unroll: int  # turns of the unrolled loop body
+    unroll: int  # iterations to which the loop is unrolled
 
 
 def band_of(gated: bool, floats: bool, k: int) -> Band:
-    """Returns the fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down
-    5.1, 3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). For floats the
-    fastest of 17: 7.0, 5.3, 14.6 (others to 10.4, 8.3, 24.7) and 25.2 (to 36.9). k: inputs."""
+    """Returns the fastest of seven cuts for the products of an 8B model, on an H200: qkv takes 5.1
+    us (the slowest cut 5.7), out 3.4 (4.7), down 9.4 (15.1), gate and up 19.9 (23.3). For floats it
+    is the fastest of 17: 7.0 (10.4), 5.3 (8.3), 14.6 (24.7), 25.2 (36.9). k: the matrix's inputs."""
     if gated or (floats and k <= 8192):
         return Band(16, 32, 8, 4)
     return Band(16, 64, 8, 2)
 
 
 def fits_lone(k: int, group: int, groups: int) -> bool:
-    """Returns True if a row of K numbers can be multiplied here by four-bit weights in this many
-    groups: the halves of a turn's bytes hold two neighbouring groups."""
+    """Returns True if this kernel can multiply by four-bit weights with K inputs. group: numbers of
+    a group. groups: groups of a row, which must be even in number, as the low and high halves of an
+    iteration's bytes are of two neighbouring groups."""
     return k % 32 == 0 and groups > 1 and groups % 2 == 0 and group in (32, 64, 128)
 
 
@@ -343,9 +354,10 @@ def lone_product(
     gated: bool = False,
     form: Form = "wide",
 ) -> Tensor | FixedRow:
-    """Returns the product of a row of K with a four-bit matrix, plus bias [N]: [1, N]. Integer
-    matrices need `lone`. gated: for a matrix [2 F, K] (the gate's rows, then up's) silu(gate) * up,
-    [1, F]. form: of the output, if available."""
+    """Returns the product of a fixed-point row of K numbers with a four-bit matrix, plus bias [N]:
+    [1, N]. matrix: an integer matrix must have `lone`. gated: True for a matrix [2 F, K] (the
+    gate's rows, then up's) returns silu(gate) * up, [1, F]. form: "fixed" writes the output in
+    fixed point, if its size allows."""
     n, k = matrix.shape
     assert row.width == k and not (gated and bias is not None)
     floats = isinstance(matrix, Fp4Weight)
@@ -386,7 +398,8 @@ def lone_product(
 
 
 def _scales(matrix: GroupMatrix | Fp4Weight) -> tuple[Tensor, Tensor, int]:
-    """Returns the scales, the factors of rows, and the bytes of a run of low (or high) halves."""
+    """Returns the matrix's scales, the factors of its rows (floats), and how many consecutive bytes
+    have low halves of one group."""
     if isinstance(matrix, Fp4Weight):
         return matrix.scale.view(torch.uint8), matrix.by, matrix.turn
     assert matrix.lone is not None

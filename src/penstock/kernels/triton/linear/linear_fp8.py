@@ -1,12 +1,13 @@
-"""Products with float8 weights. One row takes `linear_one`; up to 256 rows take a kernel here that
-streams the weight once (up to 16 rows as pairs, so that nothing of a row is lost); more take the
-library's product, scaled by row and by output.
+"""Products with float8 weights. One row is multiplied by `linear_one`. Up to 256 rows are
+multiplied by the kernel of this file, which reads the weight once; up to 16 rows are pairs
+(kernels/fp8_rows.py), as precise as bfloat16. More rows are multiplied by torch's `_scaled_mm`.
 
-Measured on an H200 over an 8B model's products in a graph (qkv, out, gate and up, down; us), the
-library's and ours: 128 rows 14.5, 14.2, 38.0, 37.9 and 11.3, 9.2, 37.3, 23.2; 32 rows 14.2, 13.8,
-37.9, 37.7 and 9.6, 8.3, 32.4, 19.5; weights at copy speed 5.9, 3.9, 27.6, 13.8. Bulk copies (TMA)
-instead of asynchronous loads: 4 to 8 % faster at 128 rows for the two smallest, else the same.
-Knows rows and a matrix; no layer."""
+Times in us of an 8B model's products (qkv; out; gate and up; down), in a graph on an H200. 128
+rows: torch 14.5, 14.2, 38.0, 37.9; this kernel 11.3, 9.2, 37.3, 23.2. 32 rows: torch 14.2, 13.8,
+37.9, 37.7; this kernel 9.6, 8.3, 32.4, 19.5. Reading the weights at copy speed: 5.9, 3.9, 27.6,
+13.8. With bulk copies (TMA) instead of asynchronous loads, the two smallest products are 4 to 8 %
+faster at 128 rows, and the others are the same. M or T: rows, N: outputs, K: inputs. Knows rows and
+a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from penstock.kernels.triton.linear.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.linear.split import joined
 from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 
-MOST_PAIRED = 16  # rows
+MOST_PAIRED = 16  # the most rows that are given as pairs
 # bytes of an output's weights that are prefetched before `wait`
 AHEAD: tl.constexpr = tl.constexpr(512)
-MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
+MOST_STREAMED = 256  # the most rows for the kernel of this file; torch is faster with more
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -56,8 +57,8 @@ def _linear_fp8(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes the transposed product, [outputs, rows], as rows are few: a program has BN outputs
-    and BM rows."""
+    """Computes the product as [outputs, rows], since tensor cores need less padding for few rows
+    that way. A program has BN outputs and BM rows. each: iterations of a part of K."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
@@ -65,8 +66,8 @@ def _linear_fp8(
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
     x_row = m[:, None].to(tl.int64) * K + lane[None, :]
-    # padding is masked: many programs that load one same row wait for each other (1.2 times the
-    # time)
+    # Rows of padding are masked, not loaded: if many programs load the same row, they wait for each
+    # other, which takes 1.2 times as long.
     real = (m < M)[:, None]
     if EARLY > 0:
         for line in tl.static_range(AHEAD // 128):
@@ -107,38 +108,40 @@ class Tiles:
 
     rows: int  # rows of a program
     outputs: int
-    inputs: int  # inputs loaded at once
-    split: int  # programs along K
+    inputs: int  # inputs that an iteration loads
+    split: int  # programs among which K is divided
     stages: int
     warps: int
 
 
 def tiles_of(m: int, n: int, k: int) -> Tiles:
-    """Returns the cut measured best on an H200 over the products of an 8B model at 32, 128 and 256
-    rows."""
+    """Returns the cut that was fastest on an H200 for the products of an 8B model at 32, 128 and
+    256 rows. m, n, k: rows, outputs, inputs."""
     few = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
     if n >= 16384:
         return Tiles(256, 128, 128, 1, 4, 8) if m > 128 else Tiles(few, 128, 128, 1, 3, 4)
     if m > 128 and n > 4096:
         return Tiles(128, 128, 128, 1, 6, 4)
-    if 64 < m <= 128 and n <= 4096 and k <= 8192:  # fills the chip: 9.2 us instead of 10.8
+    # this cut gives enough programs to keep the GPU busy: 9.2 us instead of 10.8
+    if 64 < m <= 128 and n <= 4096 and k <= 8192:
         return Tiles(64, 64, 256, 1, 4, 4)
     return Tiles(few, 64, 256, 2 if k > 8192 and 64 < m <= 128 else 1, 4 if m > 64 else 6, 4)
 
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix:
-    """A matrix [N, K] e4m3 with a scale a row, and scratch for its products: calls must follow one
-    another on one stream."""
+    """A matrix [N, K] e4m3 with a scale a row, and scratch memory for its products. Because of the
+    scratch memory, calls must not overlap."""
 
     streamed: SmallWeight  # numbers [N, K] and scale [N], for one-row products
     dtype: torch.dtype  # dtype of outputs
-    by_library: bool  # True: the library can multiply by this shape
-    parts: Tensor  # float32 sums of split products
-    arrived: Tensor  # int32, zeros between calls
+    by_library: bool  # True: torch's `_scaled_mm` supports this shape
+    parts: Tensor  # float32: sums of programs among which K is divided
+    arrived: Tensor  # int32: counters of finished programs, zeros between calls
 
     def form(self, rows: int) -> Form:
-        """Returns the form to give `rows` rows in."""
+        """Returns the representation in which the product needs its input, if it has `rows`
+        rows."""
         return "wide" if rows == 1 else "pair" if rows <= MOST_PAIRED else "eight"
 
 
@@ -157,8 +160,8 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
 def linear_fp8(
     x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """Returns x @ (scale * weight).T + bias, [T, N]. x: [T, K], in the matrix's form for T rows.
-    streamed_rows: see kernels/tunables.py."""
+    """Returns x @ (scale * weight).T + bias, [T, N]. x: [T, K], in the representation that
+    `matrix.form` gives for T rows. streamed_rows: see kernels/tunables.py."""
     if isinstance(x, Tensor):
         return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
     if x.numbers.shape[0] <= streamed_rows or not matrix.by_library:
@@ -169,7 +172,7 @@ def linear_fp8(
 def streamed_fp8(
     x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None
 ) -> Tensor:
-    """Returns the product by this module's kernel, for any number of rows."""
+    """Returns the product, computed by this module's kernel for any number of rows."""
     weight, scale = matrix.streamed.weight, matrix.streamed.scale
     (m, k), n = x.numbers.shape, weight.shape[0]
     out = torch.empty((m, n), dtype=matrix.dtype, device=weight.device)
@@ -208,7 +211,8 @@ def streamed_fp8(
 
 
 def by_library(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None) -> Tensor:
-    """Returns torch's row-wise product, which writes bfloat16 only."""
+    """Returns the product by torch's `_scaled_mm` with a scale for each row and output. It writes
+    bfloat16, which is converted."""
     scale = matrix.streamed.scale
     assert scale is not None
     wide = None if bias is None or matrix.dtype == torch.bfloat16 else bias

@@ -1,20 +1,23 @@
-"""Gate and up of many rows with the activation inside: act(x @ gate.T) * (x @ up.T), whose wide
-intermediate never reaches memory. Knows rows and a matrix; no layer.
+"""Fused product of gate and up, for many rows. It computes act(x @ gate.T) * (x @ up.T). The
+outputs of gate and up are never written to memory. T: rows, K: inputs, F: outputs of gate and of
+up. Knows rows and a matrix; no layer.
 
 Tiles are loaded by bulk copies (TMA). The matrix is viewed as [2, F, K]: 128 rows of the gate and
-the same of up are one operand of 256, so that a program has both halves of its outputs in the same
-registers. Programs are persistent, as many as the chip runs, and take tiles in bands of BAND tiles
-of rows, which share weights in the L2 cache.
+128 rows of up are one operand of 256 rows, so that a program has both in its registers. There are
+as many programs as run at once; each computes several tiles of the output. The order of tiles goes
+by bands of BAND tiles of rows, which share weights in the L2 cache.
 
-Measured on an H200 for a second each, limited by its 700 W (16,784 rows of a Gemma-3-4B, 8,192 of
-an 8B and a 1B): the library's product and then `activation` 2.85, 3.00, 0.940 ms, this 2.69, 2.89,
-0.854; the product alone is 2.63, 2.89, 0.855. Bands of 64 tiles, a stage more, steps of 32 or 128
-numbers, tiles of 64 x 128 or half the outputs twice on a multiprocessor: 2 to 20 % slower, gate and
-up as two operands 28 %. In a graph, the time of library and gate over that of this kernel at 1,024,
-2,048 and 8,192 rows: 0.5B 0.93, 1.16, 1.14; 1B 1.09, 1.09, 1.05; Gemma-3-4B 1.09, 1.06, 1.05; 8B
-1.02, 1.01, 1.00 (1.05 at 16,384), and at 1,536 0.96; a quarter of a 70B, 8,192 inputs, 0.88, 0.99,
-1.01. That was with gate and up rounded before the gate, as `linear` rounds them: without it 2 %
-less where power allows."""
+Times on an H200, each measured over a second, so that its 700 W limit it, for 16,784 rows of Gemma
+3 4B, and 8,192 rows of an 8B and a 1B model. cuBLAS followed by `activation`: 2.85, 3.00, 0.940 ms.
+This kernel: 2.69, 2.89, 0.854 ms. cuBLAS alone: 2.63, 2.89, 0.855 ms. Variants of this kernel are
+slower: bands of 64 tiles, one stage more, steps of 32 or 128 inputs, tiles of 64 x 128, and half
+the outputs with two programs on a multiprocessor by 2 to 20 %, gate and up as two operands by 28 %.
+
+Speed in a graph compared with cuBLAS followed by `activation`, at 1,024, 2,048 and 8,192 rows: 0.5B
+model: 0.93, 1.16, 1.14; 1B: 1.09, 1.09, 1.05; Gemma 3 4B: 1.09, 1.06, 1.05; 8B: 1.02, 1.01, 1.00
+(1.05 at 16,384 and 0.96 at 1,536 rows); a quarter of a 70B model, with 8,192 inputs: 0.88, 0.99,
+1.01. In these measurements gate and up were rounded before the activation, as `linear` rounds them;
+without that the kernel takes 2 % less time if power allows."""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ from penstock.kernels.triton.grid import cdiv, processors_of, shared_of
 from penstock.kernels.triton.linear.linear_small import SmallWeight
 
 LEAST_ROWS = 2048
-MOST_INPUTS = 4096  # more inputs make the saved launch of the gate a smaller share
+# the more inputs, the smaller the share of time that is saved
+MOST_INPUTS = 4096
 _ROWS, _OUTPUTS, _INPUTS, _STAGES, _BAND = 128, 128, 64, 3, 16
-_SHARED = 181_000  # bytes of shared memory of a program
+_SHARED = 181_000  # bytes of shared memory that a program needs
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -49,8 +53,8 @@ def _linear_gated(
     STAGES: tl.constexpr,
     GELU: tl.constexpr,
 ):
-    """Computes act(gate) * up over descriptors x [M, K], weight [2, N, K], out [M, N], with blocks
-    [BM, BK], [2, BN, BK] and [BM, BN]."""
+    """Computes act(gate) * up. x [M, K], weight [2, N, K] and out [M, N] are TMA descriptors with
+    blocks [BM, BK], [2, BN, BK] and [BM, BN]. GELU: True: act is GELU; False: silu."""
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         first = tile // (BAND * across) * BAND
@@ -67,9 +71,9 @@ def _linear_gated(
 
 
 def linear_gated(x: Tensor, weight: SmallWeight, activation: str) -> Tensor | None:
-    """Returns act(gate) * up [T, F], or None if `linear` and then `activation` are as fast: few
-    rows, many inputs, or sizes that bulk copies can't take. x: [T, K]. weight: [2F, K], the gate's
-    rows first. activation: "silu" or "gelu_tanh"."""
+    """Returns act(gate) * up [T, F]. Returns None for few rows or many inputs, where `linear`
+    followed by `activation` is as fast, and for sizes that bulk copies don't support. x: [T, K].
+    weight: [2F, K], the gate's rows first. activation: "silu" or "gelu_tanh"."""
     rows, k = x.shape
     if (
         rows < LEAST_ROWS
@@ -83,7 +87,7 @@ def linear_gated(x: Tensor, weight: SmallWeight, activation: str) -> Tensor | No
 
 
 def gated_product(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """Returns the product by this module's kernel, for any number of rows from one on."""
+    """Returns act(gate) * up [T, F], computed by this module's kernel for any number of rows."""
     (m, k), n = x.shape, weight.shape[0] // 2
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tiles = cdiv(m, _ROWS) * cdiv(n, _OUTPUTS)

@@ -1,7 +1,7 @@
-"""Products with weights that have a scale for each group of a row's numbers: four- and eight-bit
-integers, and float8 in blocks. Few rows take the kernel of `stream_groups.py`; for many, some
-outputs' weights at a time are widened and multiplied by the library. Knows rows and a matrix; no
-layer."""
+"""Products with weights that have group scales. They are four- and eight-bit integers, and float8
+in blocks of 128 x 128. Few rows are multiplied by the kernel of `stream_groups.py`. For many rows,
+the weights of some outputs at a time are widened and multiplied by cuBLAS. T: rows, N: outputs, K:
+inputs. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from penstock.kernels.triton.linear.stream_groups import (
 from penstock.kernels.triton.linear.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-MOST_STREAMED = 256  # rows; an 8B's four int4 products take 336 us, widened for the library 357
-# numbers: 32 MB, which stay in the L2 cache until they are used
+# the most rows for stream_groups.py: the four int4 products of an 8B model take 336 us with it
+# at so many rows, and 357 us widened
+MOST_STREAMED = 256
+# numbers that are widened at once: 32 MB, which stay in the L2 cache until they are multiplied
 WIDENED_AT_ONCE = 2**24
 
 
@@ -71,7 +73,7 @@ def _matrix(
     dtype: torch.dtype,
     lone: Tensor | None = None,
 ) -> GroupMatrix:
-    # enough counters for 512 rows
+    # counters for up to 512 rows
     arrived = torch.zeros(8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(
@@ -82,8 +84,8 @@ def _matrix(
 def linear_int(
     x: Rows, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """Returns x @ ((numbers - zero) * scale).T + bias, [T, N]. x: [T, K], one row in the matrix's
-    form. streamed_rows: see kernels/tunables.py."""
+    """Returns x @ ((numbers - zero) * scale).T + bias, [T, N]. x: [T, K], for one row in the
+    representation that `matrix.form` gives. streamed_rows: see kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
     x = wide(x)
@@ -102,8 +104,9 @@ def by_library(
     widen: Callable[[int, int], Tensor],
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Returns the product by torch's, some outputs at a time, so that their widened weights stay in
-    the cache. shape: of the matrix. widen: (first row, count) -> widened rows of the matrix."""
+    """Returns the product by cuBLAS, some outputs at a time, so that their widened weights stay in
+    the L2 cache. shape: of the matrix. widen: function (first row, count) -> widened rows of the
+    matrix."""
     n, k = shape
     out = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
     each = max(128, WIDENED_AT_ONCE // k // 128 * 128)

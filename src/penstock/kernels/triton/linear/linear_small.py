@@ -1,10 +1,10 @@
-"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. The time is that of reading W, so W is streamed
-once.
+"""Products of 1 to 16 rows with a weight. They are x [M, K] @ W[N, K]^T. The time is that of
+reading W, so W is read once.
 
-A program takes a few outputs and a range of K, on tensor cores (x is padded to 16 rows). If
-programs don't fill the chip, K is split: parts write float32 sums, and the last program at a
-counter adds them in order, so that the result doesn't depend on which is last. Knows a matrix and
-rows; no layer."""
+A program computes a few outputs over a range of K, on tensor cores (x is padded to 16 rows). If
+there would be too few programs to keep the GPU busy, K is divided among several. They write float32
+sums, and the last one to finish, as a counter tells, adds all sums in a fixed order. So the result
+doesn't depend on which program is last. Knows a matrix and rows; no layer."""
 
 from __future__ import annotations
 
@@ -91,13 +91,14 @@ class Cut:
 
     outputs: int  # outputs of a program
     inputs: int  # inputs loaded at once
-    split: int  # programs along K
+    split: int  # programs among which K is divided
     warps: int
     stages: int
 
 
 def cut_of(n: int, k: int) -> Cut:
-    """Returns the cut measured best on an H200 over the products of a 1B and an 8B model."""
+    """Returns the cut that was fastest on an H200 for the products of a 1B and an 8B model. n, k:
+    outputs, inputs."""
     if n >= 8192:
         return Cut(32, 128, 1, 4, 5) if 24576 <= n < 65536 else Cut(64, 128, 1, 4, 4)
     if n >= 3072 and k <= 4096:
@@ -107,13 +108,16 @@ def cut_of(n: int, k: int) -> Cut:
 
 @dataclass(slots=True, frozen=True)
 class SmallWeight:
-    """A weight and scratch for its products. Calls must follow one another on one stream."""
+    """A weight and scratch memory for its products. Because of the scratch memory, calls must not
+    overlap. N: outputs, K: inputs."""
 
     weight: Tensor  # [N, K] contiguous
     cut: Cut
-    parts: Tensor | None  # [split, 16, N] float32
-    arrived: Tensor | None  # [programs along N] int32, zeros between calls
-    scale: Tensor | None = None  # [N] float32, for e4m3 numbers, in one-row products only
+    parts: Tensor | None  # [split, 16, N] float32: sums of programs among which K is divided
+    # [programs along N] int32: counters of finished programs, zeros between calls
+    arrived: Tensor | None
+    # [N] float32: scales of an e4m3 weight, which only one-row products support
+    scale: Tensor | None = None
 
 
 def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:

@@ -1,15 +1,14 @@
-"""A layer of one row in six launches: norms, gate, rotary and store are fused into the neighbouring
-products.
+"""Fused kernels for a layer with a single row. Norms, gate, rotary embedding and KV store are
+computed inside the neighbouring products. `norm_qkv` adds the residual, norms, multiplies by qkv,
+rotates and stores K and V. `one_row_attention.py` follows, then the output product by `linear_one`.
+`norm_gate` adds the residual, norms, multiplies by gate and up and computes silu(gate) * up; the
+down product by `linear_one` follows.
 
-  norm_qkv     residual sum, norm, qkv, rotary and KV store
-  attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the
-               product `linear_one`
-  norm_gate    residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
-
-With one row a launch that waits for the previous one takes 1.6 to 2.8 us, whatever it does, and a
-layer had ten. A program norms the row for itself (it is in the L1 cache), loads its first weights
-before the previous kernel has ended, and rounds at the same points as the kernels for more rows.
-Knows a row and matrices; no layer."""
+With one row, a launch that waits for the previous one takes at least 1.6 to 2.8 us, and unfused a
+layer needs ten. Each program norms the row itself, as the row is in the L1 cache. It loads its
+first weights before the previous kernel has ended, and rounds where the unfused kernels round. K:
+hidden size, F: inner size of the MLP, H: query heads, Hkv: KV heads, D: numbers of a head. Knows a
+row and matrices; no layer."""
 
 from __future__ import annotations
 
@@ -34,18 +33,18 @@ from penstock.kernels.triton.linear.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.linear.stream_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-# Programs that share the pairs of outputs, and how early they release the next kernel (pdl.py).
-# Times in ms: a forward of 16 layers with 384, 512, 768, 1,536 qkv programs 0.682, 0.676, 0.670,
-# 0.692; with 2,048, 4,096, 8,192 gate programs 0.676, 0.670, 0.682, and 0.657 if 4,096 release at
-# once. QKV_EARLY must be 1: attention reads before its `wait`.
+# Number of programs, and EARLY of pdl.py. Times of a forward pass of 16 layers: with 384, 512,
+# 768 and 1,536 qkv programs 0.682, 0.676, 0.670 and 0.692 ms; with 2,048, 4,096 and 8,192 gate
+# programs 0.676, 0.670 and 0.682 ms; with 4,096 gate programs that release the next kernel at once
+# 0.657 ms. QKV_EARLY must be 1, since attention reads data before its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 
 
 @triton.jit
 def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD: tl.constexpr):
-    """Returns the row (plus its residual: that sum is stored to `kept` if `writes`) normed, in
-    float32 rounded to x's dtype."""
+    """Returns the norm of the row x, rounded to x's dtype, as float32. ADD: True adds the residual
+    first, and stores the sum to `kept` if `writes`. by: weight of the norm."""
     kind = x.dtype.element_ty
     row = tl.load(x + k, mask=inside, other=0.0)
     if ADD:
@@ -107,9 +106,9 @@ def norm_gate(
     weight: SmallWeight | GroupMatrix | Fp4Weight,
     form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
-    """Returns silu(gate) * up [1, F], in `form` if available, and the sum of x and residual [1, K].
-    x, residual: [1, K] (may be overwritten). norm: [K]. weight: [2F, K], prepared (the gate's rows,
-    then up's)."""
+    """Returns silu(gate) * up [1, F], quantized as `form` says if that is supported, and the sum of
+    x and residual [1, K]. x, residual: [1, K] (may be overwritten). norm: [K]. weight: [2F, K],
+    prepared (the gate's rows, then up's)."""
     if isinstance(weight, Fp4Weight):
         row, kept = _normed_row(x, residual, norm, eps, "fixed")
         assert isinstance(row, FixedRow)
@@ -150,8 +149,9 @@ def norm_gate(
 def _normed_row(
     x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form
 ) -> tuple[Rows, Tensor]:
-    """Returns the norm, by its own launch: with eight bits a program of `_norm_gate` has too few
-    bytes in flight (8B: 42 us, two launches 32)."""
+    """Returns the norm in `form`, and the sum of x and residual, by a launch of their own. It is
+    used for quantized weights: a fused program with eight-bit weights loads too few bytes at once
+    (42 us for an 8B model's gate and up, 32 us in two launches)."""
     if residual is None:
         return rms_norm(x, norm, eps, form), x
     return add_rms_norm(x, residual, norm, eps, form)
@@ -184,7 +184,8 @@ def _norm_qkv(
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Each program computes pairs: the two outputs of a head that rotate together."""
+    """Kernel of `norm_qkv`. A program computes pairs of outputs of a head that rotate together.
+    EACH: pairs of a program."""
     release(EARLY)
     HALF: tl.constexpr = WIDTH // 2
     PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF

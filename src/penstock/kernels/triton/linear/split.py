@@ -1,6 +1,6 @@
-"""Products whose K is split among programs: each writes float32 sums, and the last program at a
-counter adds them in order, so that the result doesn't depend on which is last. Knows tiles of sums;
-no matrix."""
+"""Joins products whose K is divided among programs. Each program writes float32 sums. The last one
+to finish, as a counter tells, adds all sums in a fixed order, so that the result doesn't depend on
+which program is last. Knows tiles of sums; no matrix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def split_launch(
     turns: int,
     split: int,
 ) -> tuple[tuple[int, int, int], int, Tensor]:
-    """Returns a product's grid (tiles of outputs, parts of K, tiles of rows), the turns of a part,
-    and a buffer for the parts' sums (`out` if there is one part). shape, tile: outputs and rows, of
-    the product and of a program. arrived: at least one counter for each tile. split: most parts
-    that `turns` are cut into."""
+    """Returns a product's grid (tiles of outputs, parts of K, tiles of rows), the iterations of a
+    part, and a buffer for the parts' sums (`out` if there is only one part). shape, tile: (outputs,
+    rows) of the product and of a program. arrived: counters, at least one for each tile. turns:
+    iterations over all of K. split: the most parts."""
     each = cdiv(turns, split)
     splits, of_n, of_m = cdiv(turns, each), cdiv(shape[0], tile[0]), cdiv(shape[1], tile[1])
     parts = out
@@ -37,9 +37,9 @@ def split_launch(
 
 @triton.jit
 def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """Stores sums [R, C] of one of a tile's SPLIT parts; returns the sum of all parts, and True in
-    the one program that has it. parts: [tiles, SPLIT, R, C]. arrived: [tiles], zeros before and
-    after."""
+    """Stores a program's sums [R, C], part `part` of SPLIT of a tile. In the tile's last program it
+    returns the sum of all parts and True; in others the second result is False. parts: [tiles,
+    SPLIT, R, C]. arrived: [tiles], zeros before and after the launch."""
     inner = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     mine = parts + tile.to(tl.int64) * (SPLIT * R * C) + inner
     tl.store(mine + part * R * C, sums)
@@ -47,7 +47,8 @@ def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexp
     last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
     if last:
         sums = tl.zeros((R, C), tl.float32)
-        for other in tl.static_range(SPLIT):  # all loads are in flight together
+        # unrolled, so that all parts are loaded at the same time
+        for other in tl.static_range(SPLIT):
             sums += tl.load(mine + other * R * C, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
     return sums, last

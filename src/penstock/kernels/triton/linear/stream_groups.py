@@ -1,6 +1,6 @@
-"""Products of few rows with weights that have a scale for each group of a row's numbers: the weight
-is streamed once and widened on its way to tensor cores. Rows stay in the model's dtype, so nothing
-of them is lost; the gate's activation may be applied to the sums at once. Knows rows and a matrix;
+"""Products of few rows with weights that have group scales. The weight is read once and widened in
+registers for tensor cores. Rows are not quantized. The activation of a gate may be computed in the
+same launch. M: rows, N: outputs, K: inputs. A turn is an iteration over K. Knows rows and a matrix;
 no layer."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 
 @triton.jit
 def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the group of numbers turn * BK to turn * BK + BK - 1."""
+    """Returns the index of the group that has the numbers turn * BK to turn * BK + BK - 1."""
     group = turn * 0
     if GROUP > 0:
         group = turn // (GROUP // BK)
@@ -31,7 +31,8 @@ def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constexpr):
-    """Returns the zero points of a group's numbers [BN, 1], from places [BN] of `zero`."""
+    """Returns the zero points of BN outputs, [BN, 1]. place: [BN], their indices in `zero`. Without
+    stored zeros (ZEROS False) it is the constant of the KIND."""
     less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
     if ZEROS:
         less = tl.load(zero + place)
@@ -40,7 +41,8 @@ def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def outputs_of(block, N, BN: tl.constexpr, GATED: tl.constexpr):
-    """Returns the outputs of a program [BN]; with GATED the second half is the first plus N / 2."""
+    """Returns the indices of a program's outputs, [BN]. GATED: the first half are outputs of the
+    gate, the second half those of up, N / 2 further on."""
     n = block * BN + tl.arange(0, BN)
     if GATED:
         n = (
@@ -66,7 +68,8 @@ def leave(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Writes the sums [BN, BM] of outputs n by rows m to out [M, N], with GATED to [M, N / 2]."""
+    """Writes sums [BN, BM], of outputs n and rows m, plus bias to out [M, N]; if GATED, silu(gate)
+    * up to out [M, N / 2]."""
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if GATED:
@@ -112,10 +115,11 @@ def _stream(
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes the transposed product, [outputs, rows]. A turn takes BK bytes of a row: numbers of
-    one group, or with four bits BK numbers of one group in the low halves and the next BK in the
-    high halves. each: turns of a part. pitch: bytes of a row of the weight.
-    GATED: output n is silu(n) * (n + N / 2); each is half of a program's outputs."""
+    """Computes the product as [outputs, rows], which needs less padding for few rows. An iteration
+    (turn) loads BK bytes of a weight's row, which are numbers of one group. With four bits, BK
+    numbers are in the low halves and the next BK numbers in the high halves. each: iterations of a
+    part of K. pitch: bytes of a row of the weight. GATED: output n of the result is silu(output n)
+    * output (n + N / 2)."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -172,43 +176,45 @@ class Pieces:
 
     rows: int  # rows of a program
     outputs: int
-    split: int  # programs along K
+    split: int  # programs among which K is divided
     stages: int
     warps: int
-    ahead: int = 0  # turns whose weights are loaded before the previous kernel has ended
+    ahead: int = 0  # iterations whose weights are loaded before the previous kernel has ended
 
 
 def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
-    """Returns the cut measured best on an H200 over the products of an 8B model at 1, 16, 32, 64,
-    128 and 256 rows."""
+    """Returns the cut that was fastest on an H200 for the products of an 8B model at 1, 16, 32, 64,
+    128 and 256 rows. kind: contents of a byte (`widen.FOUR` and others). m, n, k: rows, outputs,
+    inputs."""
     four = kind == FOUR.value
     rows = max(8, min(64 if four else 128, next_power_of_2(m)))
     few = rows <= 16
     outputs = 32 if rows == 8 or (few and not four) else 64
     warps = 4 if not few else 1 if four and rows == 8 and n * k > 1 << 25 else 2
     tiles = cdiv(n, outputs) * cdiv(m, rows)
-    wanted = (25_600 if few else 16_384) // outputs / tiles  # programs along K
+    # programs among which K should be divided
+    wanted = (25_600 if few else 16_384) // outputs / tiles
     split = 1 << max(0, round(math.log2(wanted)))
     return Pieces(rows, outputs, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps)
 
 
 @dataclass(slots=True, frozen=True)
 class GroupMatrix(TakesWideRows):
-    """A matrix [N, K] with a scale a group, and counters for its products: calls must follow one
-    another on one stream."""
+    """A matrix [N, K] with group scales, and counters for its products. Because of the counters,
+    calls must not overlap."""
 
     weight: Tensor  # bytes [N, K]; four bits: [N, K / 2]
-    # [groups, N] float32, so that it is copied asynchronously with the numbers (two bytes a thread
-    # can't be)
+    # [groups, N] float32: asynchronous copies need at least four bytes a thread
     scale: Tensor
     zero: Tensor | None  # [groups, N] float32
     kind: int
     shape: tuple[int, int]
-    group: int  # 0: the whole row
+    group: int  # numbers of a group; 0: the whole row
     dtype: torch.dtype
-    arrived: Tensor  # int32, zeros between calls
+    arrived: Tensor  # int32: counters of finished programs, zeros between calls
     lone: Tensor | None = (
-        # [N, groups] of the dtype: the scale again, for one row in fixed point
+        # [N, groups] of `dtype`: the scales once more, for one row in fixed point; None: not
+        # supported
         None
     )
 
@@ -228,8 +234,9 @@ class GroupMatrix(TakesWideRows):
 
 
 def turn_of(kind: int, k: int, group: int) -> int:
-    """Returns the bytes of a row that a program takes at once: a power of two, at most 128, that
-    divides a group, and with four bits also half of a row, since row ends are not masked."""
+    """Returns the bytes of a weight's row that an iteration loads. It is a power of two, at most
+    128, that divides a group. With four bits it also divides half of a row, since row ends are not
+    masked. kind: contents of a byte. k: inputs."""
     size = group or 128
     if kind == FOUR.value:
         size |= k // 2
@@ -244,8 +251,8 @@ def streamed_groups(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """Returns the product by this module's kernel, for any number of rows. gated: for a matrix [2
-    F, K] (the gate's rows, then up's) silu(gate) * up, [T, F]."""
+    """Returns the product, computed by this module's kernel for any number of rows. gated: True for
+    a matrix [2 F, K] (the gate's rows, then up's) returns silu(gate) * up, [rows, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:

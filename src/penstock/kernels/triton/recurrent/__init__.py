@@ -1,1 +1,1 @@
-"""Layers with a recurrent state: gated delta rule, Mamba2, short convolutions."""
+"""Recurrent layers: gated delta rule, Mamba2 and short convolutions."""

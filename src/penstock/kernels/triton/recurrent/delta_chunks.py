@@ -1,10 +1,10 @@
-"""The gated delta rule over chunks of prompts, in blocks of 64 tokens by its WY form
-(arXiv:2412.06464, section 3.3).
+"""The gated delta rule over chunks of prompts. Chunks are computed in blocks of 64 tokens, by the
+WY representation (arXiv:2412.06464, section 3.3).
 
-Five launches: the convolution, its windows, the work within each block (the inverse of a triangular
-system, all blocks at once), the states from block to block with the outputs (a program per chunk,
-value head and part of its values), and norm and gate. The blocks are known on the device alone
-(`short_conv.block_of`)."""
+There are five launches: (1) the convolution, (2) the update of its windows, (3) the work within
+each block, which inverts a triangular matrix, all blocks at once, (4) the states from block to
+block and the outputs, with a program per chunk, value head and part of its values, (5) norm and
+gate. Which tokens a block has is computed on the device (`short_conv.block_of`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks, silu
 
-BLOCK = tl.constexpr(64)  # tokens
-SMALL = tl.constexpr(16)  # size of the diagonal blocks that are inverted first
-# Least columns of a product's right side. With fewer columns from registers, Hopper's warp group
-# products of Triton 3.6 read wrong data if no load is in flight (16 and 32 columns of bfloat16,
-# errors as large as the outputs; triton-lang/triton issue 11366, fla-org/flash-linear-attention
-# pull request 988).
+BLOCK = tl.constexpr(64)  # tokens of a block
+SMALL = tl.constexpr(16)  # size of the submatrices on the diagonal that are inverted first
+# Least columns of the right matrix of a product. With fewer columns that come from registers, the
+# warp group products of Triton 3.6 on Hopper read wrong data if no load is in progress. With 16 and
+# 32 columns of bfloat16, errors were as large as the outputs (triton-lang/triton issue 11366,
+# fla-org/flash-linear-attention pull request 988).
 LEAST = 64
-# Values of a program that carries a state, and its blocks in flight. H200: one prompt of 8,192
-# tokens takes 253 us, 8 of 1,024 take 174 (with 128 values 508 and 153; with two blocks 372 and
-# 209).
+# Values of a program of `_carry`, and its stages (blocks that are loaded ahead). On an H200 one
+# prompt of 8,192 tokens takes 253 us and 8 prompts of 1,024 take 174 us; with 128 values 508 and
+# 153 us; with two stages 372 and 209 us.
 _PART, _STAGES = 64, 3
-_WIDE = 128  # key width above which one more block in flight doesn't fit in shared memory
+_WIDE = 128  # largest key width with which _STAGES blocks fit in shared memory
 
 
 @triton.jit
@@ -47,15 +47,16 @@ def log_decay(given, step_bias, decay):
 
 @triton.jit
 def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
-    """Returns normed times its weights, times silu(z), rounded as in torch. normed, z: float32."""
+    """Returns normed * the norm's weight * silu(z), with results rounded to `dtype` as in torch.
+    normed, z: float32."""
     weight = tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)
     return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32) * silu(z)
 
 
 @triton.jit
 def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Extends the inverse [64, 64] of 1 + system from blocks of SIZE to blocks of twice
-    that size."""
+    """Returns the inverse of 1 + system [64, 64], correct within diagonal blocks of 2 * SIZE.
+    inverse: the same, correct within diagonal blocks of SIZE."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None] // SIZE, token[None, :] // SIZE
     corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
@@ -65,9 +66,9 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse(system, PRECISION: tl.constexpr):
-    """Returns the inverse of 1 + system, for system [64, 64] below its diagonal: row by row within
-    blocks of 16, which are then joined by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]].
-    """
+    """Returns the inverse of 1 + system, for a matrix system [64, 64] that is 0 on and above its
+    diagonal. Diagonal blocks of 16 are inverted row by row, then joined by [[A, 0], [C, B]]^-1 =
+    [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
     few: tl.constexpr = BLOCK // SMALL
     outer, inner = tl.arange(0, few), tl.arange(0, SMALL)
     own = outer[:, None, None, None] == outer[None, None, :, None]
@@ -197,7 +198,7 @@ def _carry(
     outputs and updates the state."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
-    if begin == end:  # a padded place without a chunk: its slot stays unchanged
+    if begin == end:  # padding, not a chunk: the state in its slot stays unchanged
         return
     token, key = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
@@ -255,7 +256,7 @@ def _norm(
     HEADS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """One program per token and HEADS of its value heads."""
+    """Norms and gates the outputs, with one program per token and HEADS of its value heads."""
     at = tl.program_id(0)
     if at < tl.load(start + chunks):
         token = (rows + at).to(tl.int64)

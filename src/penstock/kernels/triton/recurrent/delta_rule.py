@@ -1,10 +1,11 @@
-"""The gated delta rule with a program per row and value head: convolutions, rates, decay, update,
-output, norm and gate.
+"""The gated delta rule for decode rows. A program computes a row and value head: convolutions,
+rates, decay, update of the state, output, norm and gate.
 
-A program reads the head's matrix once, some value columns at a time, changes and writes them; it
-has so few threads that sums hardly pass between warps, and many programs share a multiprocessor.
-Value heads that share a key head compute q and k each for itself: the window is a ring, so no head
-overwrites what another reads. `delta_chunks` computes chunks."""
+A program reads, updates and writes the head's state matrix once, some value columns at a time. It
+has few threads, so that sums need little exchange between warps, and many programs share a
+multiprocessor. Value heads with the same key head all compute q and k. They don't overwrite data
+that others read, since the convolution's window is a ring. `delta_chunks` computes chunks. T: a
+step's tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import delta_chunks, log_decay, weighed
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of the matrix that a program holds in registers at once, with two warps. 1,000 rows of
-# Qwen3.5 on an H200, float32 and bfloat16: all 16,384 with 4 warps 1,236 and 872 us, with 8 3,466
-# and 2,030; half of them 1,113 and 738; a quarter with 1 warp 1,281 and 919.
+# Numbers of the state matrix that a program has in registers at once, and its warps. Times of 1,000
+# rows of Qwen3.5 on an H200, with state in float32 and in bfloat16: half of the 16,384 numbers with
+# 2 warps 1,113 and 738 us; all with 4 warps 1,236 and 872 us, with 8 warps 3,466 and 2,030 us; a
+# quarter with 1 warp 1,281 and 919 us.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -55,9 +57,9 @@ def _rows(
     PART: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """One program per value head and row. PART: values at once. KEYS, VALUES: KEY and VALUE rounded
-    up to powers of two."""
-    # adjacent programs take heads of one row, whose memory is adjacent
+    """One program per value head and row. PART: value columns that are processed at once. KEYS,
+    VALUES: KEY and VALUE rounded up to powers of two."""
+    # consecutive programs have heads of the same row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
@@ -142,7 +144,7 @@ def _rows(
         answer = tl.sum(state * q, axis=0).to(dtype)
         tl.store(answers + begin + some, answer, mask=there)
         squares += tl.sum(answer.to(tl.float32) * answer.to(tl.float32))
-    tl.debug_barrier()  # other threads read the stored outputs again
+    tl.debug_barrier()  # the stored outputs are read again below, by other threads
     value = tl.arange(0, VALUES)
     is_value = value < VALUE
     z = tl.load(

@@ -1,9 +1,10 @@
-"""Mamba2's recurrence with a program per row and head: convolutions, step, decay, update and
-output; and its gated norm.
+"""Mamba2's recurrence for decode rows, and its gated norm. A program computes a row and head:
+convolutions, step, decay, update of the state and output.
 
-A program reads the head's state once, some value columns at a time, changes and writes them. Heads
-of a group compute B and C each for itself: the window is a ring, so no head overwrites what another
-reads. `mamba2_chunks` computes chunks."""
+A program reads, updates and writes the head's state once, some value columns at a time. All heads
+of a group compute B and C. They don't overwrite data that others read, since the convolution's
+window is a ring. `mamba2_chunks` computes chunks. T: a step's tokens, F: size of the norm's input.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,7 @@ from penstock.kernels.triton.recurrent.delta_chunks import softplus
 from penstock.kernels.triton.recurrent.mamba2_chunks import mamba2_chunks
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of a state that a program holds in registers at once, and its warps: the same as
-# delta_rule.py.
+# Numbers of the state that a program has in registers at once, and its warps, as in delta_rule.py.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -53,7 +53,7 @@ def _rows(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """One program per head and row. PART: values of the head at once."""
+    """One program per head and row. PART: value columns that are processed at once."""
     # adjacent programs take heads of one row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
@@ -167,7 +167,8 @@ def _convolved(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Returns a row's convolution of some of x, B and C, through silu: float32."""
+    """Returns silu of a row's convolution, for some channels of x, B and C, in float32. its_window:
+    pointer to the row's window in `window`. fold: True stores the newest token in the window."""
     size: tl.constexpr = HEADS * HEAD
     total = of_row(
         given + size,
@@ -209,7 +210,9 @@ def _gated_norm(
     MOST_GROUPS: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """One program per row: GROUPS groups of EACH numbers, in tiles of powers of two."""
+    """Kernel of `gated_norm`, with one program per row of GROUPS groups of EACH numbers.
+    MOST_GROUPS, MOST: GROUPS and EACH rounded up to powers of two. NORM: False leaves out the norm.
+    """
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -288,8 +291,9 @@ def mamba2(
 def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
 ) -> Rows:
-    """Returns x * silu(gate) [T, F], normed in groups of F / groups neighbours, times weight;
-    weight None: x * silu(gate). x, gate: [T, F], rows may have gaps. weight: [F]."""
+    """Returns the RMS norm of x * silu(gate) [T, F], in groups of F / groups neighbours, times
+    weight. weight None: returns x * silu(gate). x, gate: [T, F], rows may have gaps. weight: [F].
+    """
     rows, width = x.shape
     out: Rows = (
         torch.empty((rows, width), dtype=x.dtype, device=x.device)

@@ -1,9 +1,9 @@
-"""Mamba2's recurrence over chunks of prompts, in blocks of 64 tokens by its dual form
-(arXiv:2405.21060, section 6).
+"""Mamba2's recurrence over chunks of prompts. Chunks are computed in blocks of 64 tokens, by the
+dual form (arXiv:2405.21060, section 6).
 
-Four launches: the convolution, its windows, the work within each block (all blocks at once), and
-the states from block to block with the outputs (a program per chunk, head and part of its values).
-"""
+There are four launches: (1) the convolution, (2) the update of its windows, (3) the work within
+each block, all blocks at once, (4) the states from block to block and the outputs, with a program
+per chunk, head and part of its values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import BLOCK, LEAST, softplus
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks
 
-_PART, _STAGES = 64, 3  # values of a program that carries a state, and its blocks in flight
-# state widths up to this fit in the registers of four warps, and three blocks in shared memory
+# values of a program of `_carry`, and its stages (blocks that are loaded ahead)
+_PART, _STAGES = 64, 3
+# largest state width that fits in the registers of four warps, with _STAGES blocks in shared memory
 _NARROW = 128
 
 
@@ -44,9 +45,9 @@ def _blocks(
     PRECISION: tl.constexpr,
 ):
     """One program per block and group of heads, which share B and C. Writes for each token and
-    head: the weights of the block's tokens up to it in its output (scores), the factor of its x in
-    the state after the block (to_state), and the factor of the state before the block in its output
-    (from_state)."""
+    head: the weights with which the block's tokens enter its output (scores), the factor with which
+    its x enters the state after the block (to_state), and the factor with which the state before
+    the block enters its output (from_state)."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     group = tl.program_id(1)
     if count > 0:
@@ -65,7 +66,8 @@ def _blocks(
             raw = tl.load(of_dt, mask=there, other=0.0).to(tl.float32)
             dt = tl.where(there, softplus(raw + tl.load(step_bias + head)), 0.0)
             total = tl.cumsum(dt * tl.load(a + head), axis=0)
-            # missing tokens have steps of 0
+            # tokens past the block's end have steps of 0, so the last total is that of the whole
+            # block
             last = tl.sum(tl.where(token == BLOCK - 1, total, 0.0))
             between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
             of_head = at * HEADS + head
@@ -100,7 +102,7 @@ def _carry(
     updates the state."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
-    if begin == end:  # a padded place without a chunk: its slot stays unchanged
+    if begin == end:  # padding, not a chunk: the state in its slot stays unchanged
         return
     token, key = tl.arange(0, BLOCK), tl.arange(0, STATE_WIDTH)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)

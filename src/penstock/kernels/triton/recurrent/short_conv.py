@@ -1,10 +1,11 @@
-"""Short causal convolutions with a program per row (or some tokens of a chunk) and some channels;
-LFM2's with its two gates. Knows one layer's window; no layer.
+"""Short causal convolutions per channel. They include LFM2's with its two gates. A program computes
+some channels of a decode row, or of some tokens of a chunk. Knows one layer's window; no layer.
 
-A window is a ring: the token at position p is at p % taps. So a row's programs may read the older
-tokens while another writes the newest, and a row that doesn't fold gives the same output again.
-Tokens of a chunk read the window from before the step; a later launch writes the chunk's last
-tokens, one program per chunk."""
+A window has a sequence's last inputs as a ring: the token at position p is at index p % taps. So a
+program may read older tokens while another one writes the newest. A row's newest token is read from
+the input, so a step that repeats it gives the same output. Tokens of a chunk read the window as it
+was before the step; a later launch writes the chunk's last tokens to it. T: a step's tokens, c:
+channels."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from torch import Tensor
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 
-_CHANNELS = 256  # channels of a row's program
-_TILE = (16, 128)  # tokens and channels of a chunk's program
+_CHANNELS = 256  # channels of a program for a decode row
+_TILE = (16, 128)  # tokens and channels of a program for a chunk
 
 
 @triton.jit
@@ -27,8 +28,8 @@ def silu(x):
 
 @triton.jit
 def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr):
-    """Returns a token's input to its channels: a value, or gate times value, rounded as in the
-    window."""
+    """Returns a token's inputs of the convolution: values, or if GATED gate * value, rounded to the
+    window's dtype. channel: indices of channels."""
     base = given + token * stride + channel
     first = tl.load(base, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -53,8 +54,8 @@ def of_row(
     TAPS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Returns a decode row's convolution; its newest token goes into the window if it folds. slot:
-    offset of its window in numbers. token: int64."""
+    """Returns a decode row's convolution; stores its newest token in the window if `fold`. slot:
+    offset of the row's window, in numbers. token: index of the row's token, int64."""
     held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS - 1):
@@ -72,9 +73,9 @@ def of_row(
 
 @triton.jit
 def block_of(start, number, chunks, BLOCK: tl.constexpr):
-    """Returns the chunk of block `number`, the block's first token, and its count of tokens (0 or
-    less: no such block). Blocks have BLOCK tokens; chunk c's begin at number start[c] // BLOCK + c.
-    """
+    """Returns the chunk of block `number`, the block's first token, and its number of tokens (0 or
+    less: there is no such block). A chunk is divided into blocks of BLOCK tokens; those of chunk c
+    have the numbers from start[c] // BLOCK + c on."""
     low, high = chunks * 0, chunks
     while high - low > 1:
         middle = (low + high) // 2
@@ -100,7 +101,8 @@ def _answer(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Writes a token's output: the sum of its taps, times its output gate or through silu."""
+    """Writes a token's output. total: sum over taps. GATED: it is multiplied by the output gate;
+    else silu of it is written."""
     if BIAS:
         total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -175,19 +177,21 @@ def _chunks(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """One program per TOKENS of a chunk. skipped: decode rows that `out` doesn't have."""
+    """Computes the convolution of TOKENS tokens of a chunk and some channels. skipped: number of
+    decode rows before the chunks that `out` doesn't have."""
     chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
         channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
         own = tl.arange(0, TOKENS)[:, None]
         there = (own < count) & (channel < channels)
         held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
-        since = first + own - tl.load(start + chunk)  # tokens of the chunk before this one
+        # number of tokens in the chunk before this one
+        since = first + own - tl.load(start + chunk)
         position = tl.load(context + chunk) + since
         token = (rows + first + own).to(tl.int64)
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(TAPS):
-            back = TAPS - 1 - tap  # tokens before this one
+            back = TAPS - 1 - tap  # distance of the tap's token from this one
             here = there & (since >= back)
             seen = came_of(given, token - back, stride, channel, here, channels, GATED)
             if tap < TAPS - 1:
@@ -228,7 +232,8 @@ def _move_on(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """One program per chunk: writes its last tokens to its window."""
+    """Writes the last tokens of a chunk to its window, with one program per chunk and some
+    channels."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
@@ -236,7 +241,7 @@ def _move_on(
     held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
     end = tl.load(context + chunk) + stop - first
     for tap in tl.static_range(TAPS):
-        back = tap + 1  # counted from the chunk's end
+        back = tap + 1  # index of the token, counted from the chunk's end
         if back <= stop - first:
             seen = came_of(
                 given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED
@@ -286,10 +291,9 @@ def convolve_chunks(
     *,
     gated: bool,
 ) -> None:
-    """Writes the chunks' outputs to out [T, c], or [T - rows, c] for chunks alone, and their tokens
-    to their windows.
-    gated: given [T, 3c] has LFM2's gates; else its first c columns are the input, and the output
-    goes through silu."""
+    """Writes the chunks' outputs to out, and their last tokens to their windows. out: [T, c], or
+    without the decode rows [T - rows, c]. gated: True: given [T, 3c] has LFM2's gates; False: its
+    first c columns are the input, and silu is applied to the output."""
     states, rows, prefill, channels = inputs.states, inputs.rows, inputs.prefill, weight.shape[0]
     tokens = given.shape[0] - rows
     if prefill is None or not tokens:

@@ -1,1 +1,1 @@
-"""Sampling: penalties, filters, the draw, log probabilities, columns of rows."""
+"""Sampling of tokens, and the per-row arrays that it reads."""

@@ -1,4 +1,4 @@
-"""Ends a step on the device: drafts are compared with what was drawn, and rows take their new
+"""Ends a step on the device. It compares drafts with the sampled tokens, and stores each row's new
 tokens."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.row_table import MAX_DRAFTS
 
 _BLOCK = 256
-NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
+# equals schedule.step.NO_TOKEN: no token, as the row was done before the step or is padding
+NO_TOKEN = -1
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -44,7 +45,7 @@ def _advance(
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # a row's other queries follow its first one
+    # one program per row: its first query has offset 0, and its other queries follow
     first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
     was = tl.load(length + row, mask=first, other=0)
@@ -73,13 +74,14 @@ def _advance(
 def advance(
     row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
 ) -> Tensor:
-    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
-    row_ids: [S] of queries. drawn: [S] int32.
+    """Stores a step's sampled tokens in the rows; returns the tokens for the host, [S] int32.
+    row_ids: [S], row of each of the S queries. drawn: [S] int32, token sampled for each query.
+    told: buffer for the result.
 
-    A row takes the draw of its first query, and each further draw whose query's draft equals the
-    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
-    before. A row with BAD_LOGITS becomes done. A live row's queries come once; the dead row may
-    repeat as padding."""
+    A row takes the token of its first query. It takes the token of each following query as long as
+    that query's draft equals the token before it, until the row ends. Other queries return
+    NO_TOKEN, as do rows that were done before. A row whose token is BAD_LOGITS becomes done. Only
+    the padding row may occur more than once in a step."""
     told = torch.empty_like(drawn) if told is None else told
     count = row_ids.shape[0]
     if count:

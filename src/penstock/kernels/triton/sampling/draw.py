@@ -1,8 +1,9 @@
-"""One draw without filters, from the tiles' peaks and masses: a tile, then a logit of it. The
-contract is reference/sampling/sample.py's draw.
+"""Samples tokens without filters. It samples a tile of 128 logits by the tiles' peaks (largest
+logit) and masses (sum of exponentials), then a logit of the tile. The contract is in
+reference/sampling/sample.py.
 
-Greedy rows take the largest logit in the same launch. Knows rows of logits and noise; no filters.
-"""
+Greedy rows take the largest logit, in the same launch. Knows rows of logits and random numbers; no
+filters."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from penstock.kernels.triton.sampling.tile_sums import load_tiles, row_of, state
 
 @triton.jit
 def read_row(peaks, masses, tops, i, tiles, scale, SHARED: tl.constexpr, NT: tl.constexpr):
-    """Returns tile ids [NT], their peaks, log of their mass relative to the row's top, the top, and
-    True if the row's logits are finite.
+    """Returns the row's tile ids [NT], their peaks, the logarithms of their masses relative to the
+    row's largest logit (top), the top, and True if all logits of the row are finite.
 
-    scale: 1 / T. A tile's mass was summed around its own peak; far below the top its logarithm
-    stays finite. SHARED: the tiles are a part of a vocabulary; tops [n] has the whole's top, NaN if
-    any part of it is bad."""
+    scale: 1 / temperature. A tile's mass is relative to its own peak, so that its logarithm is
+    finite even far below the top. SHARED: the tiles are a rank's part of a vocabulary; tops [n] has
+    the top of the whole vocabulary, or NaN if a logit of any rank is not finite."""
     tile = tl.arange(0, NT)
     at = i.to(tl.int64) * tiles + tile
     peak = tl.load(peaks + at, mask=tile < tiles, other=float("-inf"))
@@ -57,8 +58,8 @@ def draw_once(
     HAS_ADJUSTED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the token int32, its logit, its tile's score. before: tiles of the vocabulary before
-    this part."""
+    """Samples once. Returns the token int32, its logit, and the score of its tile. first, second:
+    from noise.row_keys. before: number of the vocabulary's tiles before this rank's part."""
     score = log_mass + gumbel(first, second, position, attempt, TILES, before + tile)
     best = tl.max(score, axis=0)
     won = tl.argmax(score, axis=0)
@@ -106,9 +107,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: draws row i's token of attempt 0. Rows that are done get NONE. SHARED: for a part
-    of a vocabulary, with `before` tiles before it; scores[i] is the score by which ranks find the
-    whole's token."""
+    """Program i samples the token of row i, attempt 0. Rows that are done get NONE. SHARED: the
+    logits are a rank's part of a vocabulary, after `before` tiles. Then scores[i] gets the score of
+    the sampled tile; the rank with the largest score has the row's token."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

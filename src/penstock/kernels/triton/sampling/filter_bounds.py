@@ -1,5 +1,7 @@
-"""Bounds of the sampling filters, found without a sort: the k-th largest logit, the smallest set of
-tokens whose probability reaches top-p, the tokens at the bound in order of their ids."""
+"""Finds the bounds of sampling filters without sorting. They are the k-th largest logit of top_k,
+and the last token of the smallest set whose probability reaches top_p. Tokens with equal logits are
+ordered by id. A bound is (value, id): a token is inside if its logit is larger than value, or equal
+and its id not larger than id."""
 
 from __future__ import annotations
 
@@ -9,20 +11,20 @@ import triton.language as tl
 from penstock.kernels.triton.sampling.tile_sums import load_tiles
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
-_ALL_IDS = tl.constexpr(2147483647)  # an id bound that excludes nothing
+_ALL_IDS = tl.constexpr(2147483647)  # an id so large that the bound's id excludes no token
 
 
 @triton.jit
 def _key(value):
-    """Returns an int64 that sorts like the float32 value."""
+    """Returns an int64 key whose order is that of the float32 value."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
 
 
 @triton.jit
 def _value(key, shift):
-    """Returns the float32 whose key is `key` and whose last `shift` bits are 0, as in a bfloat16
-    with shift 16: the largest with this key for keys < 0, else the smallest."""
+    """Returns the float32 that belongs to a key without its last `shift` bits (16 for logits that
+    are bfloat16, whose last 16 bits are 0)."""
     low = tl.where(key < 0, (1 << shift) - 1, 0).to(tl.int64)
     bits = ((key << shift) | low).to(tl.int32)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
@@ -30,7 +32,8 @@ def _value(key, shift):
 
 @triton.jit
 def _list(listed, tile, tiles, flags):
-    """Writes the flagged existing tiles' ids into `listed`, in order; returns their number."""
+    """Writes the ids of the flagged tiles, of those below `tiles`, into `listed` in order; returns
+    their number."""
     flags = (flags & (tile < tiles)).to(tl.int32)
     place = tl.cumsum(flags, axis=0) - 1
     tl.debug_barrier()  # other threads may still read the previous list
@@ -53,7 +56,8 @@ def _some(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns ids [SOME, TILE] and logits of the tiles from listed[first] on, -inf past `count`."""
+    """Returns token ids and logits [SOME, TILE] of SOME listed tiles, from listed[first] on; -inf
+    from listed[count] on."""
     place = first + tl.arange(0, SOME)
     tile = tl.load(listed + place, mask=place < count, other=0)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -84,7 +88,8 @@ def _masses(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the mass of the tokens inside (value, bound) with e at least floor."""
+    """Returns the mass (sum of e) of the tokens in the listed tiles that are inside the bound
+    (value, bound) and have an e of at least `floor`. e = exp((logit - top) / temperature)."""
     total = tl.zeros((SOME, TILE), tl.float32)
     for first in range(0, count, SOME):
         token, logit = _some(
@@ -121,8 +126,8 @@ def _from(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns, over the listed tiles: tokens with logit >= value, tokens with logit > value, mass
-    of those > value."""
+    """Returns three sums over the listed tiles: the number of tokens with logit >= value, the
+    number with logit > value, and the mass (sum of e) of the latter."""
     upto = tl.zeros((SOME, TILE), tl.int32)
     more = tl.zeros((SOME, TILE), tl.int32)
     total = tl.zeros((SOME, TILE), tl.float32)
@@ -165,7 +170,7 @@ def _nth_equal(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the id of the nth token (from 1) whose logit is `value`; _ALL_IDS if
+    """Returns the id of the nth token (from 1) with logit `value` in the listed tiles; _ALL_IDS if
     there are fewer."""
     seen = tl.full((), 0, tl.int32)
     found = tl.full((), _ALL_IDS, tl.int32)
@@ -195,7 +200,8 @@ def _nth_equal(
 
 @triton.jit
 def _kth_peak(peak, k, low, high):
-    """Returns the largest key of low .. high that at least k peaks reach; low if there is none."""
+    """Returns the largest key from low to high that is at most the key of at least k of the tiles'
+    peaks; low if there is none."""
     keys = _key(peak)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -224,8 +230,8 @@ def _top_k_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the logit and id of the k-th token in the order. The k largest are in tiles that
-    reach the k-th largest peak."""
+    """Returns top_k's bound: logit and id of the k-th token in the order of logits. The k largest
+    logits are in the tiles whose peaks are at least the k-th largest peak."""
     high = _key(top) >> shift
     low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
     low = low >> shift
@@ -304,8 +310,8 @@ def _top_p_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the logit (at least `lowest`) and id of the last token with a mass below `allowed`
-    above it."""
+    """Returns top_p's bound: logit and id of the last token for which the mass of all tokens above
+    it is below `allowed`. lowest: a logit below which it can't be."""
     low, high = _key(lowest) >> shift, _key(top) >> shift
     count = _list(listed, tile, tiles, peak >= lowest)
     while low < high:
@@ -343,7 +349,7 @@ def _top_p_bound(
         SOME,
         TILE,
     )
-    # After j equal tokens, the next one stays if above + j * e < allowed.
+    # Of tokens with equal logits, the one after j others is kept if above + j * e < allowed.
     stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
     bound = tl.full((), _ALL_IDS, tl.int32)
     if stay < upto - more:

@@ -1,11 +1,13 @@
-"""min_p, top_k and top_p: draw again until a token stays, at most 8 times; then a search for the
-cut.
+"""The filters min_p, top_k and top_p. A row whose sampled token is filtered out is sampled again,
+up to 8 times; after that, the last kept token (the cut) is searched, and the row is sampled from
+the kept tokens.
 
-The decisions are those of reference/sampling/filters.py, made without its sort. One program per
-row; a row without filters returns at once. The data of a decision (mass above a token, count from a
-value on) is one pass over the tiles whose peak reaches that far: their ids are listed first, so a
-peaked row costs a few tiles and a flat one a read of the row.
-A bound is (value, id): a token is inside if its logit is larger, or equal and its id not larger."""
+The decisions are those of reference/sampling/filters.py, but nothing is sorted. There is one
+program per row; it returns at once if the row has no filter. A decision needs the mass of tokens
+above a token, or the number of tokens above a value. Both take a pass over the tiles whose largest
+logit is high enough, whose ids are listed first. So a row with few likely tokens takes a few tiles,
+and a row with many likely tokens is read whole. A bound is (value, id): a token is inside if its
+logit is larger, or equal and its id not larger."""
 
 from __future__ import annotations
 
@@ -57,8 +59,8 @@ def _draw_inside(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Draws from the row with all tokens set to -inf except those inside both bounds with e at
-    least floor."""
+    """Samples from the row's kept tokens: those inside both bounds, (value, bound) and (k_value,
+    k_bound), with an e of at least `floor`. All other tokens count as -inf."""
     count = _list(listed, tile, tiles, peak >= tl.maximum(value, k_value))
     tl.store(inner + tile, tl.zeros((NT,), tl.float32), mask=tile < tiles)
     tl.debug_barrier()
@@ -134,7 +136,7 @@ def filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: draws tokens[i] (of attempt 0) again if it is filtered out."""
+    """Program i samples row i again if tokens[i], its token of attempt 0, is filtered out."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -214,8 +216,8 @@ def filter_kernel(
                 allowed = left * p
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
             place = tl.load(position + i).to(tl.int32) + ADDED
-            # A token rejected for the mass above it becomes the lowest end of the search, and
-            # rejects all below it.
+            # A token that top_p rejects is below the cut, so all tokens below it are rejected
+            # too, and the search for the cut begins above it.
             no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
             value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)
             attempt, stays = 0, 0

@@ -1,7 +1,7 @@
-"""Logprobs of chosen tokens under raw logits, their ranks, and the k most likely: one launch, one
-read of each row that needs them. The contract is reference/sampling/logprobs.py.
+"""Log-probabilities of given and most likely tokens, from raw logits. One launch reads each row
+that needs them once. The contract is in reference/sampling/logprobs.py.
 
-Knows logits and ids; the sampler's changes to its copy of the logits don't matter here."""
+Penalties and filters change only the sampler's copy of the logits. Knows logits and ids."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _logprobs(
     NT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: row i. asked: [rows], how many of the most likely; -1: nothing for this row.
-    Without row_ids: `most` for all."""
+    """Program i computes row i. asked: [rows], number of most likely tokens that a row needs; -1:
+    the row needs nothing. BY_ROW: False: there are no row ids, and all rows need `most`."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -98,8 +98,9 @@ def _logprobs(
 def _most_likely(
     line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.constexpr, NT: tl.constexpr
 ):
-    """Writes the first k tokens in the order: each is the first remaining one of the tile with the
-    largest remaining logit."""
+    """Writes ids and log-probabilities of the k most likely tokens. Each is found as the first
+    largest remaining logit of the tile with the largest remaining peak. log_sum: logarithm of the
+    softmax's denominator."""
     tl.debug_barrier()
     tile = tl.arange(0, NT)
     rest = tl.load(peaks + tile, mask=tile < tiles, other=float("-inf"))
@@ -119,16 +120,15 @@ def _most_likely(
 
 
 class HasInners(Protocol):
-    """Scratch buffers of the draw."""
+    """Scratch memory of sampling, such as SampleScratch."""
 
-    inners: Tensor  # [n, tiles] float32
+    inners: Tensor  # [n, tiles] float32: reused here for the tiles' peaks
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]. logits: [m,
-    vocabulary]. tokens: [m].
-    The same as reference/sampling/logprobs.py for finite logits. A negative token is treated as
-    token 0."""
+    vocabulary]. tokens: [m]. See reference/sampling/logprobs.py, with which it agrees for finite
+    logits. A negative token counts as token 0."""
     m = logits.shape[0]
     out = _results(m, k, logits.device)
     if m:
@@ -150,8 +150,8 @@ def logprobs_rows(
 ) -> None:
     """Writes log-probabilities to out: chosen [n], rank [n], ids [n, most], top [n, most], for rows
     with rows.logprobs >= 0 that aren't done; the others are unchanged. logits: raw, [n,
-    vocabulary], of rows row_ids [n]. tokens: [n].
-    A row gets min(rows.logprobs, most) of the most likely. scratch: the draw's, after the draw."""
+    vocabulary], of rows row_ids [n]. tokens: [n]. A row gets its min(rows.logprobs, most) most
+    likely tokens. scratch: the scratch memory of sampling, which is not needed any more."""
     if logits.shape[0]:
         _launch(logits, row_ids, rows.logprobs, rows.done, tokens, scratch.inners, most, out)
 

@@ -1,13 +1,15 @@
-"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which defines them.
+"""Random numbers for sampling kernels. Their bits are those of `reference/sampling/noise.py`, which
+defines them.
 
-Functions of scalars and blocks for other kernels; nothing is launched here."""
+These are functions of scalars and blocks for other kernels; nothing is launched here."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-TILES, LANES = tl.constexpr(0), tl.constexpr(1)  # streams
+# streams: for sampling a tile, for sampling a token in it
+TILES, LANES = tl.constexpr(0), tl.constexpr(1)
 
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _START_0, _START_1 = tl.constexpr(0x243F6A88), tl.constexpr(0x85A308D3)
@@ -30,7 +32,8 @@ def _absorb(h, word):
 
 @triton.jit
 def row_keys(seed, sample):
-    """Returns the common part of a row's keys, two uint32 words. seed: int64. sample: int32."""
+    """Returns the part of a row's keys that is the same in all steps, two uint32 words. seed:
+    int64. sample: int32, number of the sample in its request."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     word = sample.to(tl.uint32)
     zero = word ^ word
@@ -41,8 +44,8 @@ def row_keys(seed, sample):
 
 @triton.jit
 def gumbel(first, second, position, attempt, stream, lane):
-    """Returns standard Gumbel noise, float32, of the lanes. first, second: from row_keys. lane: a
-    block of int32."""
+    """Returns a number of the standard Gumbel distribution, float32, for each lane. first, second:
+    from row_keys. lane: a block of int32."""
     counter = (position * 32 + attempt * 2 + stream).to(tl.uint32)
     first = _absorb(first, counter)
     second = _absorb(second, counter)

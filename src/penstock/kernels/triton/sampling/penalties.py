@@ -1,9 +1,9 @@
-"""adjust: bias, penalties, bars and token masks, into a float32 copy of the logits of rows that
-need it. One launch.
+"""adjust: changes logits by bias, penalties, barred ids and masks. One launch writes a float32 copy
+of the logits of the rows that need a change.
 
-A program is a row; one that needs nothing returns at once. It counts the row's tokens from the
-pool, in the memory that then receives the row's adjusted logits (docs/design/penalties.md tells why
-no counts are kept):
+There is one program per row; it returns at once if the row needs no change. It counts the row's
+stored tokens, in the memory that then gets the row's adjusted logits (docs/design/penalties.md
+tells why no counts are kept between steps):
 
   1. all numbers become zero
   2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
@@ -13,7 +13,8 @@ no counts are kept):
   barred ids, and ids without a bit in the row's mask, get -inf
   5. the last id of each bad word whose other ids are the row's latest gets -inf
 
-Knows logits, columns and the pool of tokens. The numbers are the reference's."""
+Knows logits, per-row arrays and stored tokens. Results equal those of
+reference/sampling/penalties.py."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ from penstock.row_table import (
 from penstock.row_table import WANTS_ADJUST as ADJUSTS
 
 _BLOCK, _WARPS = 8192, 16
-_SOME = 512  # tokens and biases at once
-_FEW = 32  # bad words at once
+_SOME = 512  # tokens, or biases, that are processed at once
+_FEW = 32  # bad words that are processed at once
 
 
 @triton.jit
@@ -222,10 +223,10 @@ def adjust(
     scratch: SampleScratch,
     part: VocabularyPart | None = None,
 ) -> None:
-    """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST,
-    as of position [n]: later tokens don't count.
+    """Writes scratch.adjusted[i], the changed logits of row row_ids[i], for rows whose rows.wants
+    has a bit of WANTS_ADJUST. Penalties count the row's tokens up to position [n].
 
-    logits: [n, vocabulary], read only. slot_token: [blocks, 16] int32, the tokens up to position.
+    logits: [n, vocabulary], read only. slot_token: [blocks, 16] int32, ids of the stored tokens.
     bias_ids: [pool] int32, bias_values: [pool] float32; rows.bias_start and bias_count give a row's
     range. After its biases come the ids of its bad words, BAD_WORD_IDS each, padded in front with
     -1. masks: [slots, ceil(vocabulary / 32)] int32; rows.mask_slot gives a row's slot, -1: none.

@@ -1,8 +1,8 @@
-"""The step's bookkeeping on the device: rows join and grow, and a step's
-arrays are made. `advance.py` ends the step.
+"""Updates of the per-row arrays on the device. They start rows, add blocks to rows, and make the
+token arrays of a step; `advance.py` ends the step.
 
-One launch each; takes whole columns and row ids, and never waits for the device. Knows rows, blocks
-and ids; no sequences."""
+Each is one launch, and never waits for the device. A row is a sequence's place in the batch. Knows
+rows, blocks and ids; no sequences."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _take_drafts(
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Replaces drafts equal to FROM_DEVICE by those of the row, rows.drafts.
-    row_ids: [S] int32 of queries. queries.draft is changed."""
+    """Replaces draft tokens equal to FROM_DEVICE in queries.draft with the row's own drafts,
+    rows.drafts. row_ids: [S] int32, row of each query."""
     count = row_ids.shape[0]
     if count:
         _take_drafts[(cdiv(count, _BLOCK),)](
@@ -60,7 +60,7 @@ def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
 
 @triton.jit(
     do_not_specialize=["count", "dump_block", "table_width"]
-)  # these depend on memory and lengths, which differ by machine
+)  # not specialized: these sizes differ between machines, and would give other kernels
 def _prepare(
     row_ids,
     offset,
@@ -109,10 +109,10 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """Fills the first S entries of token_ids, positions and slots (of any integer dtype that holds
-    them) for row_ids [S] int32 of queries, and stores each query's token beside its K and V, in
-    slot_token [blocks, 16] int32.
-    Rows that are done go to the dump block, at their own offset."""
+    """Writes token id, position and KV slot of each of the S queries to the first S entries of
+    token_ids, positions and slots (of any integer dtype that can hold them). Also stores the token
+    ids in slot_token [blocks, 16] int32, at the same slots. row_ids: [S] int32, row of each query.
+    Slots of rows that are done are in the dump block, which is never read."""
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
@@ -169,8 +169,8 @@ def _join(
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Starts rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. Table entries after width
-    become the scratch block."""
+    """Starts k rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. The rest of each row's
+    block table, after `width` blocks, becomes the scratch block."""
     k, words = packed.shape
     if k:
         _join[(k,)](
@@ -199,8 +199,8 @@ def _grow(new_blocks, block_table, table_width, count, BLOCK: tl.constexpr):
 
 
 def grow(new_blocks: Tensor, rows: RowState) -> None:
-    """Adds blocks to tables. new_blocks: [m, 3] int32: row (-1: nothing), index in its table,
-    block."""
+    """Adds blocks to rows' block tables. new_blocks: [m, 3] int32: row (-1: skip), index in its
+    block table, block."""
     count = new_blocks.shape[0]
     if count:
         _grow[(cdiv(count, _BLOCK),)](

@@ -1,9 +1,9 @@
-"""The one pass over a slice of logits: the largest logit of each tile of 128, and the mass around
-it.
+"""Computes each tile's largest logit (peak) and mass. A tile has 128 logits. A tile's mass is the
+sum of exp((logit - peak) / temperature).
 
-Drawing, filters and logprobs work from these `[n, tiles]`; logits are read again only in single
-tiles. Knows logits and temperatures; nothing is drawn here. Tiles are independent, so a row may be
-divided over any number of programs."""
+Sampling, filters and log-probabilities use these arrays [n, tiles], and read logits again only in a
+few tiles. Tiles are independent, so a row may be divided among any number of programs. Knows logits
+and temperatures; nothing is sampled here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.kernels.triton.pdl import release, wait
 
 LOG2E = 1.4426950408889634
 
-# row of the columns that kernels index: row_ids[i], or i without row_ids
+# index of a line's row in the per-row arrays: row_ids[i], or i without row ids
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
 def state_of(
     done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr
 ):
-    """Returns True if a token is drawn for the row, and True if it is drawn from
-    adjusted logits."""
+    """Returns True if a token is sampled for the row, and True if it is sampled from adjusted
+    logits. row: the row's index in the per-row arrays."""
     live, use_adjusted = True, False
     if BY_ROW:
         live = tl.load(done + row) == 0
@@ -41,8 +41,8 @@ def state_of(
 
 @triton.jit
 def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED: tl.constexpr):
-    """Returns logits of tokens (a block of ids) of a line, float32, -inf if `there` is false. line:
-    offset in logits."""
+    """Returns logits of a row as float32; -inf where `there` is False. token: a block of ids. line:
+    offset of the row's logits."""
     if HAS_ADJUSTED:
         if use_adjusted:
             value = tl.load(adjusted + line + token, mask=there, other=float("-inf"))
@@ -103,8 +103,8 @@ def tile_sums_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (i, part): row i's tiles from part * rounds * TILES on. Rows that are done are
-    skipped."""
+    """Program (i, part) computes `rounds` * TILES tiles of row i, from tile part * rounds * TILES
+    on. Rows that are done are skipped."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

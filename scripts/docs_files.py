@@ -16,7 +16,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "house"))
 
 from floors import FLOORS  # noqa: E402
 
-from penstock.models.catalog import CATALOG  # noqa: E402
+from penstock.models.model_list import CATALOG  # noqa: E402
 
 LONGEST = 7  # words that are told of a file
 # words that no cut ends with

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.config import Config
-from penstock.models.catalog import CATALOG
+from penstock.models.model_list import CATALOG
 from penstock.quant.choose import MADE
 from penstock.quant.read_quantization import READ
 from penstock.quant.told_object import REFUSED

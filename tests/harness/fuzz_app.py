@@ -33,7 +33,7 @@ class App:
         from penstock.server.online.app_state import AppState
         from penstock.server.online.metrics import Metrics
         from penstock.server.openai.http_limits import HttpLimits
-        from penstock.text.parsers.reader import AnswerParsers
+        from penstock.text.parsers.parser_registry import AnswerParsers
 
         self._runner = asyncio.Runner()
         self.engine = FakeEngine(make_tokenizer(folder))

@@ -14,12 +14,12 @@ import pytest
 
 from penstock.errors import CheckpointError
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.catalog import CATALOG
 from penstock.models.dense import DenseConfig
 from penstock.models.families import families
 from penstock.models.gemma3_text import GemmaConfig
 from penstock.models.generation_config import GenerationDefaults, end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
+from penstock.models.model_list import CATALOG
 from penstock.models.read_config import model_config_of, read_model_config
 from penstock.models.text_part import TEXT_PARTS
 from penstock.request import SamplingParams

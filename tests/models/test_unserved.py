@@ -7,8 +7,8 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from penstock.errors import CheckpointError
-from penstock.models.catalog import CATALOG
 from penstock.models.families import families
+from penstock.models.model_list import CATALOG
 from penstock.models.read_config import model_config_of
 from penstock.models.text_part import TEXT_PARTS
 from penstock.models.unserved import PARTS, WHY, nearest, why

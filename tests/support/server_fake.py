@@ -56,7 +56,7 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.chat_template import render
 from penstock.text.grammar import check_grammar
-from penstock.text.parsers.reader import NO_PARSERS, AnswerParsers
+from penstock.text.parsers.parser_registry import NO_PARSERS, AnswerParsers
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (

@@ -3,7 +3,7 @@ of them."""
 
 from __future__ import annotations
 
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<{{ m.role }}>{{"

@@ -22,8 +22,14 @@ from penstock.demo import model_folder
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
 from penstock.text.parsers.answer_grammar import around
+from penstock.text.parsers.parser_registry import (
+    FORMATS,
+    AnswerParsers,
+    AnswerReader,
+    MakeParser,
+    format_of,
+)
 from penstock.text.parsers.pieces import PORTION, AnswerPiece
-from penstock.text.parsers.reader import FORMATS, AnswerParsers, AnswerReader, MakeParser, format_of
 from penstock.text.parsers.reasoning import Thinking, thinking_behind
 from penstock.text.parsers.tool import Tool, check_tools
 from penstock.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.text.parsers.harmony import HarmonyReader
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 
 PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Let me see <b>.<|end|>"

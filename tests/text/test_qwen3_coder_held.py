@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import check_grammar
 from penstock.text.parsers.answer_grammar import around
-from penstock.text.parsers.reader import FORMATS, AnswerReader
+from penstock.text.parsers.parser_registry import FORMATS, AnswerReader
 from penstock.text.parsers.tool import Tool
 
 llguidance = pytest.importorskip("llguidance")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.text.parsers.reader import FORMATS, AnswerReader
+from penstock.text.parsers.parser_registry import FORMATS, AnswerReader
 from penstock.text.parsers.tool import Tool
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.text.parsers.answer_grammar import around
-from penstock.text.parsers.reader import FORMATS, AnswerReader, format_of
+from penstock.text.parsers.parser_registry import FORMATS, AnswerReader, format_of
 from penstock.text.parsers.reasoning import MARKS, WRAPPED, thinking_behind
 from penstock.text.parsers.tagged import MOST_TAG
 from penstock.text.parsers.tool import Tool

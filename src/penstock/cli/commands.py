@@ -287,6 +287,6 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
 @app.command()
 def models() -> None:
     """List the models that are served, with what was measured of each."""
-    from penstock.models.catalog import print_catalog
+    from penstock.models.model_list import print_catalog
 
     print_catalog()

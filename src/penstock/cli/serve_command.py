@@ -186,7 +186,7 @@ def serve(
     config = Config.of(model=model, **knobs)
     from penstock.server.api_server.serve import serve as serve_http
     from penstock.server.openai.http_limits import HttpLimits
-    from penstock.text.parsers.reader import AnswerParsers
+    from penstock.text.parsers.parser_registry import AnswerParsers
 
     parsers = AnswerParsers(
         enable_auto_tool_choice=enable_auto_tool_choice,

@@ -35,7 +35,7 @@ class Family(Protocol):
 OTHERS = frozenset(
     {
         "build_model",
-        "catalog",
+        "model_list",
         "decoder",
         "delta_hybrid",
         "dense",

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 
 PATH = "penstock.on_ray.app:build_app"  # import_path in a Serve config file
 # seconds between a drain's end and Serve's kill, in which batches stop and the engine frees memory

@@ -32,6 +32,7 @@ from penstock.schedule.forecast import LengthModel
 from penstock.schedule.mask_makers import MaskMakers
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.plan_arrays import chunks_of, joins_of
 from penstock.schedule.preemption import Preempter
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.prompt_outputs import PromptOutputs
@@ -49,7 +50,6 @@ from penstock.schedule.step import (
     StepPlan,
     StepTokens,
 )
-from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 from penstock.schedule.windowed_pool import WindowedPool, pool_of
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ from tool_cases import ANSWER, CALLS, CITY, PARSERS, PING, STRICT, TEMPLATE, USE
 
 from penstock.errors import UsageError
 from penstock.server.api_server.site import check_template
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch

@@ -29,7 +29,7 @@ from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import ENVIRONMENT, gather_keys
 from penstock.server.online.auth import AccessPolicy, check_hosts, check_origins, check_public
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.text.parsers.reader import NO_PARSERS, AnswerParsers
+from penstock.text.parsers.parser_registry import NO_PARSERS, AnswerParsers
 
 
 def serve(

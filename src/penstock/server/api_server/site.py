@@ -31,7 +31,7 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy, is_loopback
 from penstock.server.online.metrics import Board, Metrics
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.text.parsers.reader import NO_PARSERS, TEMPLATE, AnswerParsers
+from penstock.text.parsers.parser_registry import NO_PARSERS, TEMPLATE, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

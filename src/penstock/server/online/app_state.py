@@ -27,7 +27,7 @@ from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.unsupported_fields import CACHE_MARK
-from penstock.text.parsers.reader import AnswerParsers
+from penstock.text.parsers.parser_registry import AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.replicas.replica_set import EngineClient

@@ -14,8 +14,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt, template_of
 from penstock.text.parsers.answer_grammar import around
 from penstock.text.parsers.harmony import HarmonyReader
-from penstock.text.parsers.pieces import Reader
-from penstock.text.parsers.reader import (
+from penstock.text.parsers.parser_registry import (
     FORMATS,
     TEMPLATE,
     AnswerParsers,
@@ -24,6 +23,7 @@ from penstock.text.parsers.reader import (
     MakeParser,
     format_of,
 )
+from penstock.text.parsers.pieces import Reader
 from penstock.text.parsers.reasoning import (
     MARKS,
     OPEN,

@@ -20,7 +20,7 @@ from penstock.server.openai.http_limits import USUAL
 from penstock.server.openai.message_forms import Message
 from penstock.server.openai.tool_forms import Json
 from penstock.text.chat import pick_template
-from penstock.text.parsers.reader import NO_PARSERS, AnswerParsers
+from penstock.text.parsers.parser_registry import NO_PARSERS, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

@@ -20,8 +20,8 @@ from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.http_errors import body_of
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.output_items import Event, OutputItems
+from penstock.text.parsers.parser_registry import AnswerReader
 from penstock.text.parsers.pieces import AnswerPiece, Reader
-from penstock.text.parsers.reader import AnswerReader
 
 if TYPE_CHECKING:
     from penstock.server.openai.translate import Call

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from penstock.text.parsers.reader import CallFormat
+from penstock.text.parsers.parser_registry import CallFormat
 from penstock.text.parsers.reasoning import THINK, Thinking, token_of
 from penstock.text.parsers.tool import Tool, lark_text
 

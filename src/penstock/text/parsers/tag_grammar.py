@@ -21,8 +21,8 @@ from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import WHITESPACE, check_grammar
 from penstock.text.parsers.argument_text import Alternative, Shape, shapes_of
 from penstock.text.parsers.schema_branches import Branch, Plain, Schema, branches, closed
+from penstock.text.parsers.schema_formats import FORMATS
 from penstock.text.parsers.tags import Tags
-from penstock.text.parsers.text_formats import FORMATS
 from penstock.text.parsers.tool import Tool, json_text, lark_text
 
 _ANY = "/(?s:.*)/"

@@ -1,5 +1,5 @@
-"""AnswerReader: splits answers into reasoning, calls and content. Also lists the parsers and
-formats by vLLM's names. Knows the parsers; no HTTP requests, no tokens.
+"""Tool and reasoning parsers by vLLM's names, and AnswerReader, which splits answers with them into
+reasoning, calls and content. Knows the parsers; no HTTP requests, no tokens.
 """
 
 from __future__ import annotations

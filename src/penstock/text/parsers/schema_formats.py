@@ -1,4 +1,4 @@
-"""text_formats: regexes of JSON Schema's string formats. They match strings without quotes, in the
+"""Regexes of JSON Schema's string formats. They match strings without quotes, in the
 syntax of Rust's regex library.
 
 Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6),

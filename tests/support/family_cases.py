@@ -366,6 +366,12 @@ CASES: dict[str, Case] = {
         | {"sliding_window": 37, "num_hidden_layers": 4}
         | THETA,
     ),
+    "hyperclovax 4/2 of 64, multipliers": (
+        "HyperCLOVAX",
+        heads(4, 2, 64)
+        | {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.8}
+        | {"logits_scaling": 0.5},
+    ),
     "glm4 4/2 of 64": ("Glm4", heads(4, 2, 64) | {"eos_token_id": []}),
     "seed_oss 4/1 of 128, biases": (
         "SeedOss",

@@ -399,6 +399,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.25},
     ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        MULTIPLIERS | {"attention_bias": True, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "hyperclovax-no-post-norms": (
+        "HyperCLOVAX",
+        {"use_post_norm": False, "mlp_bias": True, "residual_multiplier": 0.8},
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "smollm3-windows": ("SmolLM3", NOPE | {"use_sliding_window": True, "sliding_window": 21}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": GROWTH, "sliding_window": 50}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,13 +69,16 @@ class Maker:
         wide: bool = False,
         first: Norm | None = None,
         centred: bool = False,
+        scale: float = 1.0,
     ) -> Norm:
         """Makes a norm. wide: multiply by the weight before rounding to the model's dtype.
         one_plus: like wide, but multiply by 1 + the stored weight. first: norm of x before it is
-        added to the stream. centred: make a layer norm."""
-        dtype, transform = (
-            torch.float32 if wide or one_plus else self.dtype,
-            _one_plus if one_plus else None,
+        added to the stream. centred: make a layer norm. scale: factor of the norm, which its weight
+        takes in at load."""
+        assert scale == 1.0 or not one_plus, "a weight has one transform"
+        dtype = torch.float32 if wide or one_plus else self.dtype
+        transform = (
+            _one_plus if one_plus else None if scale == 1.0 else partial(torch.mul, other=scale)
         )
         return Norm(
             Weight([Part(name, (size,))], dtype, self.device, transform=transform),

@@ -37,9 +37,9 @@ class DenseConfig(ModelConfig):
     of q, k and v. gate: gate of attention's output; None: no gate. layer_heads: query heads of each
     layer; empty: all have `heads`. score_scale: factor of attention scores; None: head_dim ** -0.5.
     query_growth: queries at position p are multiplied by 1 + query_growth * log(1 + p //
-    rope.original_context). residual_scale: factor of attention's and MLP's output. embedding_scale,
-    logits_scale: factors of embeddings and logits. sinks: each head has a learned score that takes
-    part in the softmax, without a value."""
+    rope.original_context). residual_scale: factor of what attention and MLP add to the stream.
+    embedding_scale, logits_scale: factors of embeddings and logits. sinks: each head has a learned
+    score that takes part in the softmax, without a value."""
 
     intermediate_size: int
     heads: int
@@ -213,7 +213,9 @@ def build_dense(
     c, hidden = config, config.hidden_size
     behind_mixer, before_mlp, behind_mlp = around
 
-    def norm(name: str, length: int = hidden, first: Norm | None = None) -> Norm:
+    def norm(
+        name: str, length: int = hidden, first: Norm | None = None, scale: float = 1.0
+    ) -> Norm:
         return make.norm(
             f"{name}.weight",
             length,
@@ -221,10 +223,13 @@ def build_dense(
             wide=c.wide_norms,
             first=first,
             centred=c.layer_norms,
+            scale=scale,
         )
 
     def behind(number: int, name: str) -> Norm | None:
-        return norm(f"model.layers.{number}.{name}") if c.norms_around and number >= 0 else None
+        if not c.norms_around or number < 0:
+            return None
+        return norm(f"model.layers.{number}.{name}", scale=c.residual_scale)
 
     def layer(number: int, window: int | None) -> Block:
         at = f"model.layers.{number}"
@@ -274,7 +279,9 @@ def build_dense(
                 attention, between, mlp, norm(f"{at}.post_feedforward_layernorm")
             )
         before = norm(f"{at}.input_layernorm", first=behind(number - 1, behind_mlp))
-        return DecoderLayer(before, attention, between, mlp, c.residual_scale)
+        # norms behind the parts undo a factor of their input, and have it themselves
+        scale = 1.0 if c.norms_around else c.residual_scale
+        return DecoderLayer(before, attention, between, mlp, scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
     last = norm("model.norm", first=behind(len(layers) - 1, behind_mlp))

@@ -57,6 +57,7 @@ CATALOG: dict[str, Served] = {
     "granitemoehybrid": Served("Granite 4.0 H Micro, Tiny, Small; Micro", notes=_EXPERTS),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
     "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
+    "hyperclovax": Served("HyperCLOVA X SEED Think 14B"),
     "kimi_k2": Served("Kimi K2, its text", notes=_LATENT),
     "laguna": Served("Laguna XS, S, M (poolside)", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),

@@ -48,8 +48,8 @@ WHY: dict[str, frozenset[str]] = {
         inkling2_text inkling_text jetmoe mimo_v2_flash phimoe step3p5 zaya
     """),
     NEAR: _names("""
-        cwm exaone granite_swa hy_v3 hyperclovax internlm3 iquestcoder kolibri1 mellum ministral
-        sarvam_moe solar_open
+        cwm exaone granite_swa hy_v3 internlm3 iquestcoder kolibri1 mellum ministral sarvam_moe
+        solar_open
     """),
     OTHER: _names("""
         apertus arcee bitnet blt codegen cohere diffllama dory falcon gemma gemma3n glm gptj

@@ -212,6 +212,8 @@ def build_dense(
 
     c, hidden = config, config.hidden_size
     behind_mixer, before_mlp, behind_mlp = around
+    assert sum((c.parallel, c.norms_behind, c.norms_around)) <= 1, "a layer has one order"
+    assert c.residual_scale == 1.0 or not (c.parallel or c.norms_behind), "not in that order"
 
     def norm(
         name: str, length: int = hidden, first: Norm | None = None, scale: float = 1.0

@@ -35,6 +35,8 @@ NOTHING: dict[str, Any] = {
     "attention_dropout": ANYTHING,
     "resid_pdrop": ANYTHING,
     "embd_pdrop": ANYTHING,
+    "attn_pdrop": ANYTHING,
+    "summary_first_dropout": ANYTHING,
     "output_router_logits": ANYTHING,
     "router_aux_loss_coef": ANYTHING,
     "router_jitter_noise": ANYTHING,

@@ -140,6 +140,7 @@ _TAKE = {
     "granite": "Granite 4 or 3.3 (granitemoehybrid, granite)",
     "kimi": "Kimi K2 (kimi_k2)",
     "llama4": "Llama 3.x (llama)",
+    "hyperclovax": "HyperCLOVA X SEED Think (hyperclovax)",
     "hunyuan": "Hunyuan (hunyuan_v1_dense, hunyuan_v1_moe)",
     "lfm2": "LFM2 (lfm2, lfm2_moe)",
     "minimax": "MiniMax-M2 (minimax_m2)",

@@ -187,8 +187,10 @@ def test_beyond_those_told_in_full_their_numbers_are(server: Batching) -> None:
 def test_a_line_needs_no_envelope(server: Batching) -> None:
     plain = [{"custom_id": "a", "prompt": "x", "max_tokens": 2}, {"id": 7, "prompt": "x", "n": 2}]
     other = {"custom_id": "c", "messages": [{"role": "user", "content": "x"}]}
-    batch = server.until_over(server.submit(jsonl([*plain, other])))
-    assert [error.code for error in batch.errors.data] == ["mismatched_endpoint"]
+    batch = server.until_over(
+        server.submit(jsonl([*plain, other, {"custom_id": 3, "prompt": "x"}]))
+    )
+    assert [error.code for error in batch.errors.data] == ["mismatched_endpoint", "invalid_request"]
     rows = {row["custom_id"]: row["response"]["body"] for row in server.rows(batch.output_file_id)}
     assert {name: len(body["choices"]) for name, body in rows.items()} == {"a": 1, "7": 2}
 

@@ -93,9 +93,11 @@ def name_and_body(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _plain_line(line: bytes) -> PlainLine | None:
     """Parses a line without an envelope. Returns None if it isn't one."""
     try:
-        name, body = name_and_body(_fields.decode(line))
-        custom_id = None if name is None else msgspec.json.decode(name, type=str | int)
-    except msgspec.DecodeError:
+        fields = _fields.decode(line)
+        name, body = name_and_body(fields)
+        kind = str if "custom_id" in fields else str | int
+        custom_id = None if name is None else msgspec.json.decode(name, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if custom_id is None or not _ENVELOPE.isdisjoint(body):
         return None

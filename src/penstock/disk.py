@@ -123,13 +123,14 @@ def write_new(path: Path, content: bytes) -> None:
         with file:
             file.write(content)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        # if deleting the file fails too, the first error is raised
+        with contextlib.suppress(OSError):
             path.unlink()
         raise why_not_written(error, path) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder's entries to the disk."""
+    """Flushes a folder's list of files to the disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

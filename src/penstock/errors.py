@@ -14,7 +14,7 @@ class PenstockError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         line = " ".join(message.split())
-        # an unpaired surrogate could not be printed
+        # escape unpaired surrogates, which cannot be printed
         super().__init__(line.encode("utf-8", "backslashreplace").decode())
         self.param = param
 

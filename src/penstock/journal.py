@@ -211,7 +211,7 @@ class Journal:
                 self._take_away()
             self._close_files()
 
-    # Opening
+    # Opening the data file and the journal
 
     def _open_files(self) -> tuple[BinaryIO, BinaryIO]:
         there = file_at(self.path, link=False)
@@ -329,7 +329,7 @@ class Journal:
         self._state.data_end += length
         self._state.journal_end += len(line)
 
-    # The files
+    # Shortening, deleting and closing both files
 
     def _cut(self, *, sync: bool = False) -> None:
         """Cuts both files to their committed length; shortening a file works on a full disk too.

@@ -18,9 +18,9 @@ from penstock.key_set import Key, text_of
 
 VERSION = 1
 READ_BYTES = 1 << 20
-LONGEST_LINE = 16 << 20  # most bytes of a line
-SHORTEST_ROW = 2  # least bytes of a row's JSON
-WORD = b" penstock-journal "  # follows the checksum in a header
+LONGEST_LINE = 16 << 20  # most bytes of a journal line
+SHORTEST_ROW = 2  # least bytes of the JSON of a row
+WORD = b" penstock-journal "  # stands after the checksum in a journal's header
 
 
 def header_of(run: Mapping[str, Any]) -> bytes:

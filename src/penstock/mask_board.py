@@ -35,7 +35,7 @@ def fence() -> None:
 
 @dataclass(slots=True, eq=False)
 class MaskBoard:
-    """Columns of int32, one entry a place."""
+    """Arrays of int32 with an entry for each place, the index of a sample."""
 
     words: Int32  # [places, words]  bit t % 32 of word t // 32 set: token t is allowed
     certain: Int32  # [places, FORCED]  forced tokens that come before the mask

@@ -26,7 +26,7 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerica
 
 # most stop strings of a request, since the host searches each text for all of them
 MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 2_048  # characters of all stop strings together
+MAX_STOP_CHARACTERS = 2_048  # most characters of a request's stop strings together
 MAX_LOGPROBS = 20  # the same as vLLM's default max_logprobs and OpenAI's top_logprobs
 NO_VOCABULARY = (
     f"logprobs of -1, the whole vocabulary, are not served: 0 to {MAX_LOGPROBS}, or"
@@ -52,7 +52,7 @@ _WHOLE: dict[str, tuple[int, int | None]] = {
 }
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
-# kinds of structured outputs
+# fields that each set one kind of structured output
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -392,7 +392,7 @@ class Delta:
     stop_reason: int | str | None = None
     logprobs: Sequence[PositionLogprobs] | None = None
     error: str | None = None
-    error_param: str | None = None  # the parameter at fault, if any
+    error_param: str | None = None  # name of the parameter at fault, if any
     # version of the weights that generated it; None before the first update
     weights_version: str | None = None
 

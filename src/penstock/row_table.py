@@ -21,9 +21,9 @@ MAX_DRAFTS = 4
 
 # Bits of `wants`: the sampling options of a row beyond temperature. A step has the OR of its rows'
 # bits.
-WANTS_FILTER = 1  # top_k, top_p or min_p
-WANTS_PENALTY = 2  # repetition, presence or frequency penalty
-WANTS_BIAS = 4  # logit_bias
+WANTS_FILTER = 1  # top_k, top_p or min_p filter the tokens
+WANTS_PENALTY = 2  # a repetition, presence or frequency penalty changes logits
+WANTS_BIAS = 4  # logit_bias changes logits
 WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
 WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
 WANTS_MASK = 32  # a row with a mask slot draws only tokens whose bit is set in it
@@ -31,7 +31,7 @@ WANTS_MASK = 32  # a row with a mask slot draws only tokens whose bit is set in 
 WANTS_WORDS = 64
 # logprobs of given token ids instead of the most likely; the ids lie after the bad words
 WANTS_LABELS = 128
-# Bits that change the model's logits.
+# bits of the options that change the model's logits
 WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK | WANTS_WORDS
 WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS | WANTS_LABELS
 
@@ -62,7 +62,7 @@ class Field:
 
     @property
     def words(self) -> int:
-        """Returns the number of 32-bit words a row."""
+        """Returns the column's width in 32-bit words per row."""
         return self.width * (2 if self.kind == "i8" else 1)
 
 
@@ -74,21 +74,21 @@ FIELDS = (
     Field("done", "i4", dead=1),
     # prompt_length + max_tokens: the row is done once the token at position limit - 1 is drawn
     Field("limit", "i4"),
-    Field("prompt_length", "i4"),  # positions from here on are output
-    Field("min_length", "i4"),  # prompt_length + min_tokens
+    Field("prompt_length", "i4"),  # number of prompt tokens; output begins at this position
+    Field("min_length", "i4"),  # prompt_length + min_tokens: end and stop ids are barred before
     Field("sample", "i4"),  # index within the request; enters the random number counter
     Field("seed", "i8"),
     # 0 is greedy; values below 1e-6 count as 1e-6
     Field("temperature", "f4", param="temperature", range=Range(0.0, 100.0)),
     # a value that is 0 in float32 keeps the most likely token
     Field("top_p", "f4", 1, "top_p", Range(0.0, 1.0, open_low=True)),
-    Field("top_k", "i4"),  # 0 is off
+    Field("top_k", "i4"),  # 0: no top_k
     Field("min_p", "f4", 0, "min_p", Range(0.0, 1.0)),
     Field("repetition", "f4", 1, "repetition_penalty", Range(1e-6, 100.0)),
     Field("presence", "f4", 0, "presence_penalty", Range(-2.0, 2.0)),
     Field("frequency", "f4", 0, "frequency_penalty", Range(-2.0, 2.0)),
     Field("ignore_eos", "i4", 0, "ignore_eos"),
-    Field("wants", "i4"),  # WANTS_* bits
+    Field("wants", "i4"),  # OR of the row's WANTS_* bits
     # -1: none; 0: the chosen token's; k: also the k most likely tokens'
     Field("logprobs", "i4", dead=-1),
     Field("bias_start", "i4"),  # start of the row's logit_bias in the device's pool
@@ -96,7 +96,7 @@ FIELDS = (
     # number of bad words. In the pool they lie after the row's biases, BAD_WORD_IDS ids each, and
     # before logprob_token_ids
     Field("word_count", "i4"),
-    Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
+    Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # token ids that end the sample; -1: none
     Field("tag", "i4"),  # the request's tag, for models that read tags
     # index into the device's pool of token masks; -1: any token is allowed
     Field("mask_slot", "i4", dead=-1),

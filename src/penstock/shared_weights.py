@@ -19,7 +19,7 @@ class SharedStretch:
     read it."""
 
     kind: Literal["shm", "cuda"]
-    size: int  # bytes
+    size: int  # size of the region in bytes
     name: str = ""
     handle: bytes = b""  # CUDA's handle of the allocation; base64 in JSON
 
@@ -32,12 +32,12 @@ class SharedTensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int = 0
-    memory: int = 0  # index into `memories`
+    memory: int = 0  # index of the region in SharedWeights.memories
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """All tensors of a checkpoint."""
+    """The locations of all tensors of a checkpoint in shared memory."""
 
     memories: tuple[SharedStretch, ...]
     tensors: tuple[SharedTensor, ...]

@@ -25,7 +25,7 @@ class StatusLine:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        # True in notebooks: Jupyter, VS Code and Colab
+        # True in notebooks (Jupyter, VS Code and Colab)
         self._cell = type(self._out).__module__.startswith("ipykernel")
         self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
@@ -43,11 +43,11 @@ class StatusLine:
             self._write(text + "\n")
 
     def keep(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a line that later updates don't overwrite."""
         self._write((self._clear() if self.live else "") + text + "\n")
 
     def clear(self) -> None:
-        """Clears the line."""
+        """Removes the line from the screen."""
         if self.live:
             self._write(self._clear())
 

@@ -19,7 +19,7 @@ from penstock.almanac.record import Record
 from penstock.almanac.validate import derived_anew, validate
 from penstock.errors import RecordError
 
-RECORD, RAW = "record.json", "raw.parquet"  # files of a run's folder
+RECORD, RAW = "record.json", "raw.parquet"  # names of the two files in a benchmark run's folder
 _LONGEST = 60  # characters of one part of a file name
 
 

@@ -30,7 +30,7 @@ from penstock.almanac.summaries import QUANTILES
 
 AHEAD = datetime.timedelta(days=1)  # allowed lead of another machine's clock
 SPREADS = [name for name in Figures.model_fields if not name.endswith("_rate")]
-ROUNDED = 1 + 1e-5  # tolerance for a number of 6 digits
+ROUNDED = 1 + 1e-5  # factor by which a figure rounded to 6 digits may exceed the exact one
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
@@ -44,7 +44,7 @@ def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str
                 yield f"{where}.{fault}"
 
 
-# --- the benchmark record
+# --- fields of the whole benchmark record
 
 
 def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
         yield f"points: {twice[0]} stands there twice"
 
 
-# --- a point: counts and marks
+# --- one load level (a point): counts of requests, marks of doubtful results, the client
 
 
 def _counts(point: Point, record: Record) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _client(point: Point, record: Record) -> Iterator[str]:
             )
 
 
-# --- a point: figures
+# --- one load level: rates and latencies
 
 
 def _figures(point: Point, record: Record) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
         yield "figures.request_rate: is missing, with complete requests"
 
 
-# --- a point: latency goals and sample
+# --- one load level: latency goals, and the stored sample of its requests
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
@@ -216,4 +216,5 @@ def _sample(point: Point, record: Record) -> Iterator[str]:
         yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
 
 
-RULES = (_counts, _marks, _client, _figures, _goals, _sample)  # most basic first
+# checks of one load level, the most basic first
+RULES = (_counts, _marks, _client, _figures, _goals, _sample)

@@ -112,7 +112,7 @@ def _window(samples: Samples, seconds: float | None, opens: float | None) -> thr
     return throughput.steady_window(samples, short(seconds), short(opens))
 
 
-# --- times
+# --- rates and latencies
 
 
 def _figures(
@@ -135,7 +135,7 @@ def _figures(
     )
 
 
-# --- latency goals
+# --- latency goals: the share of requests that met each
 
 
 def _first_of_all(counted: Samples) -> Floats:
@@ -177,7 +177,7 @@ def _goals(
     return made
 
 
-# --- counts, marks, sample
+# --- counts, marks of doubtful results, and the stored sample of requests
 
 
 def _outcomes(counted: Samples) -> dict[str, int]:
@@ -248,7 +248,7 @@ def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
     ]
 
 
-# --- what follows from figures; the page has the same in its own language (40_answer.js)
+# --- rates derived from figures; the web page derives the same in JavaScript (40_answer.js)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Ends:
     high: float | None
 
 
-# --- binomial
+# --- intervals of quantiles, from the binomial distribution
 
 
 def beta_cdf(x: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
@@ -136,7 +136,8 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
     middle, away = level * effective, 8 * (1 + math.sqrt(level * (1 - level) * effective))
     # beyond 8 standard deviations the probability is 0 or 1
     near = np.abs(ranks - middle) <= away
-    below = np.where(ranks < middle, 1.0, 0.0)  # P(F(value_r) <= level)
+    # probability that the quantile's true value is at least ordered[r]: P(F(ordered[r]) <= level)
+    below = np.where(ranks < middle, 1.0, 0.0)
     below[near] = beta_cdf(level, ranks[near], effective + 1 - ranks[near])
     tail = (1 - CONFIDENCE) / 2
     low, high = np.flatnonzero(below >= 1 - tail), np.flatnonzero(below <= tail)
@@ -146,7 +147,7 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
     )
 
 
-# --- dependence
+# --- dependence between successive requests
 
 
 def effective(series: Sequence[Floats]) -> float:
@@ -196,7 +197,7 @@ def ranks(values: Floats) -> Floats:
     return np.asarray(middle[inverse] / max(len(values), 1), np.float64)
 
 
-# --- moving-block bootstrap
+# --- moving-block bootstrap: intervals for series of dependent values
 
 
 class SeededRandom:
@@ -294,7 +295,7 @@ def steady_ends(series: Sequence[Floats]) -> Ends:
     return Ends(value - away, value + away)
 
 
-# --- several starts
+# --- widening an interval by the differences between server starts
 
 
 def t_value(freedom: int) -> float:

@@ -146,16 +146,17 @@ class ClientInfo(RecordForm):
 
 class Method(RecordForm):
     warm_up: Time
-    window: Time  # length of a load level's longest window
+    window: Time  # length of the longest measurement window of any load level
     # number of requests planned for load levels next to the highest rate that meets a latency goal
     enough: Count
     # starts of the server on which each load level was measured
     starts: Annotated[int, Field(ge=1, le=100)]
     quantile: Share
-    goals: list[Time] = Field(max_length=20)  # seconds within which the first token should come
+    # latency goals: seconds within which the first token should come
+    goals: list[Time] = Field(max_length=20)
     # windows or request counts are below the full method's, so the results are less reliable
     short: bool
-    # price of the whole machine, in dollars
+    # dollars per hour of the whole machine
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
 
@@ -185,9 +186,11 @@ class Figures(RecordForm):
     output_rate: Interval | None
     total_rate: Interval | None
     first_token: Spread | None  # time to the first token, from the intended send time
-    first_token_actual: Spread | None  # the same, from the actual send time
-    inter_token: Spread | None  # gaps between events, of all requests together
-    per_token: Spread | None  # (end - first) / (output tokens - 1)
+    first_token_actual: Spread | None  # time to the first token, from the actual send time
+    # time between successive events of an answer, over all requests together
+    inter_token: Spread | None
+    # time per output token after the first: (end - first) / (output tokens - 1) of each request
+    per_token: Spread | None
     end_to_end: Spread | None  # time to the end, from the intended send time
     end_to_end_actual: Spread | None
 
@@ -207,8 +210,8 @@ class ClientHealth(RecordForm):
     """The client's measurements of itself at one load level. short: the client may have been the
     bottleneck; such a load level is never ranked."""
 
-    lag_p99: Time  # p99 lateness of the event loops' ticks, seconds
-    busy: Share  # CPU share of its busiest process
+    lag_p99: Time  # 99th percentile of the delay of the event loops' ticks
+    busy: Share  # CPU share of the busiest client process
     # the client's calibrated limit over the measured load; None: not calibrated
     headroom: Annotated[float, Field(ge=0, le=1e9)] | None
     late_p99: Time  # seconds from a request's intended start until the client took it up
@@ -232,7 +235,7 @@ class Point(RecordForm):
     kind: Literal["saturation", "single", "open", "closed"]
     rate: Rate | None = None  # planned requests a second; figures.sustained gives the offered rate
     concurrency: Count | None = None
-    seconds: Time  # length of the window, summed over server starts
+    seconds: Time  # length of the measurement window, summed over server starts
     # seconds after which the window opened in each server start; None: it runs from the first
     # send to the last end
     opens: Time | None = None

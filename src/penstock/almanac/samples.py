@@ -55,7 +55,8 @@ class Samples:
     prompt_tokens: npt.NDArray[np.int32]  # number that the server's usage reports; -1: not given
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]
-    asked_prompt: npt.NDArray[np.int32]  # length by the workload; -1: no fixed length
+    # prompt tokens that the workload asks for; -1: no fixed length
+    asked_prompt: npt.NDArray[np.int32]
     asked_output: npt.NDArray[np.int32]
     # True if sent within the steady-state window: figures count only these requests
     window: npt.NDArray[np.bool_]
@@ -187,7 +188,7 @@ def read_parquet(path: Path) -> Samples:
             each.name: _column(each.name, table.column(each.name)) for each in fields(Samples)
         }
     except (TypeError, ValueError, OverflowError) as error:
-        # a column of another type than expected
+        # the table has a column of another type than expected
         raise RecordError(f"{path.name}: is no table of samples: {str(error)[:200]!r}") from error
     _check_outcomes(arrays["outcome"])
     return Samples(**arrays)

@@ -98,7 +98,7 @@ def _drawn_gaps(
     """Returns name -> GAP_DRAWS bootstrap values of the gaps' mean and quantiles, from blocks drawn
     with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
-    # more bin edges near the quantiles
+    # place more edges of the histogram's bins near the reported quantiles
     at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)
     edges = np.unique(ordered[at.astype(np.int64)])
     place, number = np.searchsorted(edges, gaps), int(block.max()) + 1

@@ -24,7 +24,7 @@ from penstock.disk import open_plain
 from penstock.errors import RecordError
 
 CLOCK = 1e-3  # tolerance in seconds for time stamps of one request that are out of order
-NEAR = 1e-5  # relative tolerance when a number is derived again
+NEAR = 1e-5  # relative tolerance between a record's number and the one derived from its raw data
 AT_ONCE = 1e-6  # most seconds between intended send times that count as equal
 CLOCKED, IN_TURN, TOGETHER = "by a clock", "each when another had ended", "all at once"
 SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOGETHER}
@@ -78,7 +78,7 @@ def _first(name: str, found: Iterable[str]) -> None:
         raise RecordError(f"{name}: {fault}")
 
 
-# --- against the raw data
+# --- a record against its raw data
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _word(value: Any) -> str:
     return f"{len(value)} of them" if isinstance(value, list) else one_line(repr(value))
 
 
-# --- whether raw data can be
+# --- whether the raw data's values are possible
 
 
 def sense(samples: Samples) -> Iterator[str]:

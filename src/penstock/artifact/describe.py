@@ -53,13 +53,13 @@ def describe(folder: Path, manifest: Manifest) -> str:
 
 
 def describe_decision(made: Decision) -> str:
-    """Returns a decision as one line of text."""
+    """Returns one decision of a build as a line of text."""
     name, *cells = filter(None, _decision(made))
     return f"{name}: {', '.join(cells)}"
 
 
 def describe_work(work: BuiltFor) -> str:
-    """Returns a workload as one line of text."""
+    """Returns a workload of a build as a line of text."""
     told, *cells = _work(work)
     return f"{told}: {' '.join(cells)}"
 

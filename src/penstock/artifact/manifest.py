@@ -21,9 +21,9 @@ from penstock.errors import CheckpointError
 SCHEMA = 1
 MANIFEST = "penstock.json"
 LARGEST = 64 << 20  # bytes of a manifest; a terabyte of weights needs 5 MB
-STATE = ".build"  # the folder of a running build
+STATE = ".build"  # name of the folder that holds the stage results of a running build
 USUAL_PROMPT = 128  # tokens of prompts in a timed step, unless the step measures their length
-KERNELS = "kernels"  # the folder of kernel binaries
+KERNELS = "kernels"  # name of the folder that holds compiled kernels
 
 Value = bool | int | float | str | None
 
@@ -41,7 +41,7 @@ class BuiltOn(_Told, kw_only=True, frozen=True):
     """The machine and libraries on which the choices were timed; None for parts that the machine
     lacks."""
 
-    device: str  # name, such as "NVIDIA H200" or "cpu"
+    device: str  # the device's name, such as "NVIDIA H200" or "cpu"
     capability: tuple[int, int] | None = None  # compute capability of a GPU
     memory_bytes: int
     processor: str
@@ -60,7 +60,7 @@ class BuiltFor(_Told, kw_only=True, frozen=True):
     concurrency: int  # number of samples that run at once
     prompt_tokens: int  # median prompt length
     longest_prompt: int
-    output_tokens: int  # median length of answers
+    output_tokens: int  # median length of the answers
     longest_output: int
     shared_tokens: int  # length of the prefix that all prompts share
 
@@ -110,7 +110,7 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
     max_model_len: int
     max_batched_tokens: int
     grouping: bool  # True if steps may have prefix groups
-    sharing: dict[str, float]  # the fields of schedule.prefix_groups.SharingCosts
+    sharing: dict[str, float]  # name of a field of schedule.prefix_groups.SharingCosts -> its value
     state_slots: int = 0  # slots of recurrent state; 0: no layer has any
     # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
     window: int = 0
@@ -145,7 +145,7 @@ class ExpectedWork(_Told, kw_only=True, frozen=True):
 
     told: str
     output_tokens_per_second: float
-    noise_percent: float | None  # None: there was a single run
+    noise_percent: float | None  # spread between the timed runs; None: there was a single run
     requests_per_second: float
     # median time of a request, counted from when all requests were submitted
     request_ms: float | None = None
@@ -161,7 +161,7 @@ class FileSums(_Told, kw_only=True, frozen=True):
 
 
 class Manifest(_Told, kw_only=True, frozen=True):
-    """The content of `penstock.json`."""
+    """Content of `penstock.json`: what a build chose and measured."""
 
     schema: int = SCHEMA
     penstock: str  # version of Penstock

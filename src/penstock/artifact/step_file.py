@@ -17,7 +17,7 @@ STEPS_SCHEMA = 1
 
 
 class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Timed steps of a model on a machine."""
+    """Measured seconds of a model's steps on one machine."""
 
     schema: int = STEPS_SCHEMA
     penstock: str  # version of Penstock

@@ -192,7 +192,7 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     return 0, seen
 
 
-# --- kept for later load levels
+# --- the calibration, stored on disk for later load levels
 
 
 def ceiling_path() -> Path:

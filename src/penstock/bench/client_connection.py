@@ -39,7 +39,7 @@ class SentRequest:
     # instant at which the client began to send it; minus `intended` it is the client's lateness
     taken: float = NEVER
     actual: float = NEVER
-    heard: float = NEVER  # arrival of the last byte
+    heard: float = NEVER  # instant at which the answer's last byte arrived
     end: float = NEVER
     answer: StreamReader | None = None
     connection: ClientConnection | None = None
@@ -64,14 +64,15 @@ class ClientConnection(asyncio.Protocol):
         self._framed = False
         self._whole = False
         self._beside = 0  # bytes since the last body bytes: heads, trailers, chunk lengths
-        self._most = math.inf  # events after which an answer is given up
+        # most streamed events of an answer; after more, the client gives it up
+        self._most = math.inf
         self._now = 0.0
-        self.used = 0  # number of requests carried
+        self.used = 0  # number of requests sent over this connection
         self.kept = False  # True if the connection was idle before this request
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's class does not derive from asyncio's
+        # cast, since uvloop's class does not derive from asyncio's
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, post: SentRequest) -> None:
@@ -91,14 +92,14 @@ class ClientConnection(asyncio.Protocol):
         self._now = now = monotonic()
         post = self._post
         if post is None:
-            self.close()  # unexpected data: no request is open
+            self.close()  # bytes came while no request is open
             return
         post.heard = now
         self._beside += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            # a fault of this code, not the server's
+            # a fault of the client's code, not the server's
             raise RuntimeError("a callback of the parser failed") from error
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
@@ -137,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
             self._answer.feed(data, self._now)
 
     def on_message_complete(self) -> None:
-        self._whole = self._answer is not None  # a 100 Continue is no answer
+        self._whole = self._answer is not None  # False for a 100 Continue, which is no answer
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport, self.reusable = None, False
@@ -146,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
             return  # the connection was idle; its next user checks `reusable`
         if self._answer is not None and not self._framed and error is None:
             self._whole = True
-            self._complete(post)  # the end of the connection ends the message
+            self._complete(post)  # without a stated length, the connection's end ends the answer
         else:
             told = (
                 "nothing of an answer had come"

@@ -257,7 +257,7 @@ def _at_once(record: Record) -> int | None:
     return next((point.requests for point in record.points if point.kind == "saturation"), None)
 
 
-# --- output for people
+# --- the comparison as text
 
 
 def print_comparison(made: Comparison, out: TextIO) -> None:

@@ -21,7 +21,7 @@ from penstock.bench.worker_protocol import WorkerProgress, WorkerSpec
 SLICE = 0.001  # most seconds of sending before arrived bytes are read
 TICK = 0.005
 NEWS = 0.25
-OPENING = 10.0  # most seconds for opening connections in advance
+OPENING = 10.0  # most seconds for opening connections before the load begins
 AT_ONCE = 64  # connections opened concurrently: a listener's queue is often 128 long
 # seconds after which an idle connection is not reused: some servers close theirs after 5 s
 IDLE = 2.0
@@ -29,7 +29,7 @@ FIRSTS = 200
 
 
 class LoadGenerator:
-    """One client process's share of a load."""
+    """Sends one client process's share of a load level's requests."""
 
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._target, self._load, self._connections = spec.target, spec.load, spec.connections
@@ -41,10 +41,10 @@ class LoadGenerator:
         planned = (
             len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
         )
-        self._planned = deque(self.posts[:planned])  # requests sent at their own time
+        self._planned = deque(self.posts[:planned])  # requests that are sent at their planned time
         # requests sent when a slot is free (closed loop)
         self._waiting = deque(self.posts[planned:])
-        # (idle since, connection), the latest last
+        # (instant since which it is idle, connection), the most recent last
         self._idle: list[tuple[float, ClientConnection]] = []
         self._flying: set[SentRequest] = set()
         self._addresses: list[tuple[str, int]] = []
@@ -53,7 +53,7 @@ class LoadGenerator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
         self._so_far = WorkerProgress()
-        self._events = 0  # events of requests that have ended
+        self._events = 0  # streamed events of requests that have ended
         self._tick = 0.0
         self.begin = 0.0
         self.late = array("f")
@@ -61,7 +61,7 @@ class LoadGenerator:
         self.cpu = self.wall = 0.0
         self.fault: BaseException | None = None
 
-    # -- preparation
+    # -- opening connections before the load
 
     async def open(self) -> None:
         """Resolves the host and opens connections in advance. An unreachable server raises nothing
@@ -109,7 +109,7 @@ class LoadGenerator:
             return connection
         raise last
 
-    # -- the load level
+    # -- sending a load level's requests
 
     async def run(self, begin: float) -> None:
         """Sends all requests from the instant `begin` on. Returns when all have ended, the time is
@@ -239,7 +239,7 @@ class LoadGenerator:
         first, end = self._load.window
         return first <= intended - self.begin < end
 
-    # -- timers
+    # -- timers of the event loop
 
     def _ticked(self) -> None:
         """Measures how late the event loop's ticks are. A long block skips ticks; the skipped ones

@@ -50,7 +50,7 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
     loop.set_exception_handler(client.crashed)
     await client.open()
     send(channel, WorkerReady())
-    start = receive(channel)  # no other work until the start message
+    start = receive(channel)  # blocks until the parent's start message comes
     if not isinstance(start, WorkerStart):
         sys.exit(0)
     loop.add_reader(channel.fileno(), _told, channel, client)

@@ -45,13 +45,13 @@ from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
 MOST_FAILURES = 3  # failed load levels after which the workload shape is given up
-MESSAGE = 1000  # characters of a failure's message
+MESSAGE = 1000  # most characters of a failure's message
 LOST = ("cut", "refused")
 DYING = 3.0  # seconds that a dying process may take to exit after its connections broke
 UNFINISHED = "unfinished"  # cut off by the load level's end: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-# engines' messages about a too short context
+# matches engines' error messages about a too short context
 _CONTEXT = re.compile(r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I)
 
 Kind = Literal[
@@ -63,7 +63,7 @@ Kind = Literal[
     "refused",
     "context too short",
 ]
-# progress None: the load level begins
+# called with a load level's progress; None as progress: the load level begins
 Tell = Callable[[PointPlan, Load, LoadProgress | None], None]
 
 
@@ -304,7 +304,7 @@ def result_of(
     )
 
 
-# --- faults
+# --- causes of failed load levels
 
 
 def _said(seen: ClientReport) -> str:
@@ -353,7 +353,7 @@ def kind_of(outcome: str, message: str) -> Kind:
     return "wrong output"
 
 
-# --- servers
+# --- starting the server under test
 
 
 @contextmanager

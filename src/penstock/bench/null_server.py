@@ -30,7 +30,7 @@ class NullPlan(msgspec.Struct):
     step: float = 0.0
 
 
-# --- its answers
+# --- answers of the null server
 
 
 class NullRequest(msgspec.Struct):
@@ -79,7 +79,7 @@ def ending(asked: NullRequest) -> bytes:
     return _LAST + _chunk(usage) + _DONE + b"0\r\n\r\n"
 
 
-# --- a process
+# --- a process of the null server
 
 
 class StepClock:
@@ -114,7 +114,7 @@ class NullVisit(asyncio.Protocol):
         self._body = b""
         self._transport: asyncio.Transport | None = None
         self._asked = NullRequest()
-        self._left = 0  # events still to be sent
+        self._left = 0  # streamed events of this answer still to be sent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

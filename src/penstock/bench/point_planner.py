@@ -100,7 +100,7 @@ class Settings:
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
-# the settings of `--short`
+# settings of a short run (option `--short`)
 SHORT = Settings(
     starts=1,
     warm_up=2.0,
@@ -155,7 +155,7 @@ class PointPlan:
 
     @property
     def key(self) -> str:
-        """Returns the name of the load level's file."""
+        """Returns the name of the file with the load level's result."""
         return f"{self.name}.{self.start}"
 
 
@@ -227,7 +227,7 @@ def _next_of(
             replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
         )
     if kinds[SINGLE].failed:
-        return None  # the time of a request is unknown
+        return None  # the duration of a single request is unknown
     if start == 0:
         return _bisect(settings, done) or (_rung(settings, done) if settings.ladder else None)
     again = [each.plan for each in first if each.plan.name in sides(settings, first)]
@@ -251,7 +251,7 @@ def _end_window(settings: Settings) -> float:
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 
-# --- the ladder
+# --- the ladder: closed loops with 2, 4, 8, ... requests at a time
 
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
@@ -262,7 +262,8 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
         key=lambda e: e.plan.concurrency or 1,
     )
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
-        return None  # a failed rung has a rate of 0
+        # more requests at a time don't raise the rate (a failed load level has a rate of 0)
+        return None
     concurrency = 2 * (rungs[-1].plan.concurrency or 1)
     if concurrency >= settings.at_once:
         return None
@@ -273,7 +274,8 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     highest = max(each.request_rate for each in done)
     # if all run together, one request takes as long as all of them
     drain = max(_drain(settings, done), 2 * concurrency / highest)
-    most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # requests a second
+    # upper bound of the request rate, per second
+    most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)
     requests = concurrency + math.ceil(most * (opens + window + drain))
     return PointPlan(
         f"{CLOSED}-{concurrency}",
@@ -292,7 +294,7 @@ def _drain(settings: Settings, done: Sequence[PointResult]) -> float:
     return max(settings.drain, DRAIN * _alone(done), ROOM * max(each.loaded for each in done))
 
 
-# --- the crossings
+# --- crossings: the highest request rates that meet the latency goals
 
 
 def bracket(

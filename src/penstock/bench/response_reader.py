@@ -16,7 +16,7 @@ import msgspec
 # most bytes of a server-sent event; a client process may hold one for each of a thousand
 # connections
 LONGEST_LINE = 256 << 10
-# msgspec's exceptions for hostile bytes
+# exceptions that bytes which are no JSON raise
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # message about an answer that the server cut at its own limit, not at the requested length
 OWN_LIMIT = "the server ran into a limit of its own"
@@ -190,7 +190,7 @@ class StreamReader:
             self.fault = (outcome, message)
 
     def _misread(self, data: bytes) -> None:
-        """Reports why bytes are no valid event."""
+        """Records why the bytes of an event are not valid."""
         try:
             value = msgspec.json.decode(data)
         except NOT_JSON as error:
@@ -223,7 +223,7 @@ class ErrorReader(StreamReader):
         self.fail("status", f"status {self._status}: {_beginning(repr(self._kept))}")
 
 
-# --- whole answers
+# --- checks of a complete answer
 
 
 def judge(
@@ -240,7 +240,7 @@ def judge(
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    # the end token may be the only token
+    # an answer has no event with output if the end token is its only token
     ended_itself = answer.reason == "stop" and asked_output == -1
     if output and not answer.times and not ended_itself:
         return "usage", f"no event with output, but a usage of {output} tokens"

@@ -117,7 +117,7 @@ def beforehand(load: Load) -> int:
     return max(at_once, min(OPENED, len(load.asks)))
 
 
-# --- results
+# --- results of all client processes together
 
 
 def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Samples:

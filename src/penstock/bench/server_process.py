@@ -25,8 +25,8 @@ HOST = "127.0.0.1"
 # seconds to wait until the server answers; seconds between two polls
 LOAD_PATIENCE, BETWEEN = (600.0, 0.1)
 STOP_PATIENCE = 15.0
-LOG_TAIL = 4000  # characters of a log's end that are kept
-LONGEST_BODY = 16 << 20  # bytes of a server's answer to a GET
+LOG_TAIL = 4000  # characters kept of the end of a server's log
+LONGEST_BODY = 16 << 20  # most bytes of a server's answer to a GET
 
 
 def free_port() -> int:
@@ -114,7 +114,7 @@ class ServerProcess:
         return True
 
     def tail(self) -> str:
-        """Returns the end of the log."""
+        """Returns the end of the server's log."""
         return tail_of(self.log)
 
     def get(self, path: str) -> str:

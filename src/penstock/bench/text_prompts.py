@@ -68,7 +68,7 @@ def _tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the tokenizers library raises plain Exception
         raise UsageError(
             f"{file} is no tokenizer.json ({str(error)[:200]}): name one", param="tokenizer"
         ) from error

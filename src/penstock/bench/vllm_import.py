@@ -203,7 +203,7 @@ def record_of(
 
 
 def _names(results: Sequence[VllmResult]) -> list[str]:
-    """Returns the load levels' names, each unique."""
+    """Returns a unique name for each load level."""
     names: list[str] = []
     for result in results:
         name = {

@@ -44,7 +44,7 @@ class LoadProgress(WorkerProgress):
     asked: int = 0
 
 
-Hear = Callable[[LoadProgress], bool | None]  # returning True ends the load level
+Hear = Callable[[LoadProgress], bool | None]  # a callback; if it returns True, the load level ends
 
 
 class WorkerProcess(NamedTuple):
@@ -127,7 +127,7 @@ class WorkerPool:
 
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
-    # if the process has ended, `_next` reports why
+    # if the process has ended, `_next` reports that
     with suppress(BrokenPipeError, ConnectionResetError):
         send(worker.channel, message)
 

@@ -35,7 +35,7 @@ MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
 QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
 LETTERS = 4  # characters per token, to estimate the mean lengths of a dataset
 TEMPERATURE = 1.0
-FIRST_ID = 16  # ids below are mostly special tokens
+FIRST_ID = 16  # lowest token id in random prompts, since lower ones are mostly special tokens
 NO_LENGTH = -1
 _EXACT = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
 _MONKEYS = re.compile(r"^monkeys(?::([1-9]\d{0,5}))?(?:@(.+))?$")
@@ -156,7 +156,7 @@ def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
 
 
 def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> bytes:
-    """Returns the JSON of one request."""
+    """Returns the JSON body of one request."""
     fields: dict[str, Any] = {
         "model": speech.model,
         "prompt": prompt,
@@ -177,7 +177,7 @@ def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> byte
     return json.dumps(kept, separators=(",", ":")).encode()
 
 
-# --- datasets
+# --- reading dataset files
 
 
 def _conversations(path: Path) -> Workload:
@@ -195,7 +195,7 @@ def _conversations(path: Path) -> Workload:
 
 
 def _questions(path: Path, samples: int) -> Workload:
-    """Reads GSM8K's form: one {"question": ...} a line."""
+    """Reads a file in GSM8K's format: a line of JSON {"question": ...} for each problem."""
 
     def rows(content: str) -> Iterator[tuple[str, int]]:
         for line in filter(str.strip, content.splitlines()):

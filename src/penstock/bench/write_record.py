@@ -54,8 +54,9 @@ CONFIGURATIONS = (
     ".cfg",
     ".conf",
 )
-LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of a file, and of a line
-HOUSE = Path(__file__).parent.parent  # the package
+# bytes of a configuration file that a record holds; characters of one of its lines
+LONGEST_FILE, LONGEST_LINE = 20_000, 2000
+HOUSE = Path(__file__).parent.parent  # folder of the penstock package
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
 # matches the folders of an absolute path, but no part of a URL
@@ -133,7 +134,7 @@ def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
     )
 
 
-# --- the subject and the method
+# --- the engine and the method of a run
 
 
 def _engine(run: RunSpec) -> EngineInfo:
@@ -142,7 +143,7 @@ def _engine(run: RunSpec) -> EngineInfo:
         name, command = subject.engine, f"found running at {subject.url}"
     else:
         name = peer.name
-        # local folder names are left out
+        # leave the names of local folders out of the record
         here = subject.name if Path(subject.model).exists() else subject.model
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
@@ -150,7 +151,7 @@ def _engine(run: RunSpec) -> EngineInfo:
         name=word(name),
         version=word(subject.version),
         command=line(without_folders(command)),
-        # the commit of the client's sources
+        # the commit of this checkout, if the server runs from it too
         commit=(run.commit if name == "penstock" and subject.python == sys.executable else None),
         configuration=Configuration(
             name=word(run.configuration),

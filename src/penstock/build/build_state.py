@@ -88,7 +88,7 @@ class BuildState:
         return found
 
     def keep(self, name: str, result: Result) -> None:
-        """Stores a stage's result."""
+        """Stores the result of the stage `name` in a file."""
         write_whole(self.folder / f"{name}.json", json.dumps(result).encode())
 
     def finish(self) -> None:

@@ -180,7 +180,7 @@ def draw_texts(
     more: the number of further texts to return instead, from other prompts where there are any, and
         sampled, not greedy.
     """
-    # fewer CUDA graphs make a shorter start
+    # fewer rows need fewer CUDA graphs, so that the engine starts sooner
     config = asked.source_config(str(folder), **UNBUILT, max_num_seqs=more or TEXTS)
     first = read_model_config(folder).bos_id
     texts: list[list[int]] = []

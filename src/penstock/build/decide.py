@@ -86,7 +86,7 @@ def decide(
 
 
 def middle(figures: Sequence[float]) -> float:
-    """Returns the median."""
+    """Returns the median of the figures."""
     return statistics.median(figures)
 
 

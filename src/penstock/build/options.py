@@ -39,7 +39,7 @@ class WorkShape(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkShape:
-        """Parses INxOUT:CONCURRENCY. Raises UsageError."""
+        """Parses a workload shape INxOUT:CONCURRENCY. Raises UsageError."""
         found = re.fullmatch(r"(\d{1,7})x(\d{1,7}):(\d{1,6})", text.strip())
         numbers = [int(each) for each in found.groups()] if found else [0]
         if not all(numbers):
@@ -85,7 +85,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     retune: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the options. Raises UsageError."""
+        """Checks the values of the build's options. Raises UsageError."""
         for name, kind in (
             ("quantization", Quantize),
             ("kv_cache_dtype", KvKind),
@@ -143,7 +143,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_work(self) -> list[str]:
-        """Returns the workload in the user's words."""
+        """Returns the workload as the user wrote it."""
         return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
 
     @property

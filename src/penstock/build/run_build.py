@@ -57,7 +57,7 @@ from penstock.text.tokenizer import Tokenizer
 Defaults = Mapping[str, float | int]
 # Rows: number of rows, and a function that takes the model's sampling defaults and yields the rows
 Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]
-ReadRows = Callable[[Path], Rows]  # reads a file and checks every row
+ReadRows = Callable[[Path], Rows]  # reads a workload file and checks its rows
 # default limits of the quality check: mean KL in nats per token
 USUAL_KL = {
     "fp8": 0.02,
@@ -93,14 +93,14 @@ def run_build(options: BuildOptions, read_rows: ReadRows) -> Manifest:
 
 
 class _Build:
-    """One run of `penstock build`."""
+    """One run of `penstock build`, stage by stage."""
 
     def __init__(self, options: BuildOptions, read_rows: ReadRows, state: BuildState) -> None:
         self._options, self._read_rows, self._state = options, read_rows, state
         self._told: Result = msgspec.to_builtins(options)
 
     def build(self, machine: BuiltOn) -> Manifest:
-        """Runs the remaining stages of a build."""
+        """Runs the stages that have no stored result. Returns the manifest."""
         rows = None
         if self._options.workload is not None and self._state.known("work") is None:
             # read rows before long work: broken rows are reported by number
@@ -254,7 +254,7 @@ class _Build:
         place = STAGES.index(stage) + 1
         print(f"penstock: {place}/{len(STAGES)} {stage}: {line}", file=sys.stderr, flush=True)
 
-    # --- the stages
+    # --- the stages of a build
 
     def _fetch(self) -> Result:
         self._say("fetch", self._options.model)

@@ -41,7 +41,7 @@ class SourceFile(msgspec.Struct):
 
     sha256: str
     bytes: int
-    changed: int  # time of the last change, ns since 1970
+    changed: int  # modification time, in ns since 1970
 
 
 class SourceModel(msgspec.Struct):

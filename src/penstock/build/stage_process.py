@@ -49,13 +49,13 @@ def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     its process died."""
     ours, theirs = socket.socketpair()
     with ours:
-        with theirs:  # output of libraries goes to standard error
+        with theirs:  # libraries' standard output goes to standard error
             command = command_of("penstock.build.stage_process", theirs.fileno())
             process = spawn(
                 command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2
             )
         try:
-            # the process has ended: reported below
+            # a process that has ended is reported below
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 send(ours, msgspec.json.encode(_Call(name, dict(job))))
             said = receive(ours)

@@ -39,7 +39,7 @@ class Timing:
     seconds: float
     output_tokens: int
     requests: int
-    latency: float  # median time of a request, seconds
+    latency: float  # median seconds of a request
     least_seconds: float | None  # shortest possible time on this device by its data sheet
 
 
@@ -65,7 +65,7 @@ class OpenModel:
         told: dict[str, Any] = {
             name: getattr(place, name) for name, place in self.config.places().items()
         }
-        # the model and its kernels are open already
+        # the model and its kernels have been opened before
         engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))
         return _sum([_timed(engine, self.runner, work) for work in works])
 
@@ -126,7 +126,7 @@ def in_time(
     tell: called with a text about the cut.
     """
     short = [work.cut(0.0, 2) for work in works]
-    model.run(short)  # warm up first
+    model.run(short)  # a warm-up run, which is not timed
     prompts, whole = model.run(short).seconds, model.run(works).seconds
     if whole <= room:
         return works

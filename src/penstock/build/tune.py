@@ -93,7 +93,7 @@ class Tuner:
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
         self._end = 0.0  # time on `clock` at which tuning of options ends
-        self._chosen: dict[str, Value] = {}  # option -> chosen value
+        self._chosen: dict[str, Value] = {}  # option -> value chosen so far
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
         self._more = options.objective != "latency"
@@ -151,7 +151,7 @@ class Tuner:
                 self._works[place] = model.look(work)
                 _say(describe_work(self._works[place].facts()))
 
-    # --- one knob
+    # --- options that can change while a model is open
 
     def _scheduling(self, model: OpenModel) -> list[tuple[str, list[Value]]]:
         """Returns the options that can change while a model is open, each with its candidate
@@ -200,7 +200,7 @@ class Tuner:
             )
         return 1e3 * sum(each.latency for each in timings) / len(timings)
 
-    # --- options that a model is opened with
+    # --- options for which a model must be opened again
 
     def _reopening(self) -> list[tuple[str, Value]]:
         """Returns the options for which the model must be opened again, each with the one value to
@@ -278,7 +278,7 @@ class Tuner:
             )
             self._take(Decision(name=name, chosen=rows, default=None, note=note))
 
-    # --- all of it
+    # --- all chosen options against the defaults
 
     def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
         """Runs each workload with all chosen values and with the defaults; reverts to the defaults

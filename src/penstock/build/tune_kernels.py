@@ -1,6 +1,6 @@
-"""Tunes kernel parameters on the model's own layers. A tunable is such a parameter, a tile size for
-instance. Tunables of decode kernels are timed in a decode step (forward and output head) in a CUDA
-graph, at the workload's row counts; tunables of prompt kernels in prompt steps without rows,
+"""Tunes kernel parameters on the model's own layers. A tunable is a kernel parameter, a tile size
+for instance. Tunables of decode kernels are timed in a decode step (forward and output head) in a
+CUDA graph, at the workload's row counts; tunables of prompt kernels in prompt steps without rows,
 without a graph.
 
 One model is loaded. Each candidate value is set in the model's operations, and the step is captured

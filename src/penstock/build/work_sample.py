@@ -48,7 +48,7 @@ DRAWN_BY = (
 class WorkRow(Protocol):
     """A row of a user's file, as `penstock run` reads it."""
 
-    number: int  # line number in the file
+    number: int  # line number in the user's file
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams

@@ -45,7 +45,7 @@ def missing_of(data: bytearray) -> int:
 
 
 class Frames:
-    """Cuts the bytes from a socket into messages."""
+    """Splits the bytes received from a socket into messages."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel, self._data = channel, bytearray()

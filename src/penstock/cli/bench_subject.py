@@ -26,7 +26,7 @@ HEEDED = (
     "VLLM_",
 )
 MOST_WORDS = 200  # most command line words that a benchmark record holds
-FEWEST_IDS = 1000  # vocabulary size that every model reaches
+FEWEST_IDS = 1000  # token ids below this one exist in every model's vocabulary
 
 
 def subject_of(given: dict[str, Any]) -> ServerSpec:

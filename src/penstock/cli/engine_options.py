@@ -196,7 +196,7 @@ def _split(word: str) -> tuple[str, str | None]:
     from penstock.vllm_arguments.engine_table import SHORT
 
     flag, joined, text = word.partition("=")
-    if flag.startswith("-O") and flag != "-O":  # -O3 has its value without a "="
+    if flag.startswith("-O") and flag != "-O":  # -O3 means -O=3
         flag, joined, text = "-O", "=", word[2:]
     flag = "--" + SHORT[flag] if flag in SHORT else flag
     return flag.replace("_", "-") if flag.startswith("--") else flag, text if joined else None

@@ -73,7 +73,7 @@ def stopped_by_sigterm(job: Callable[[], object]) -> None:
         if callable(as_interrupt):
             # engine/interrupts.py may defer it to the end of the step
             as_interrupt(signal.SIGINT, frame)
-        else:  # a shell's background process ignores SIGINT
+        else:  # SIGINT is ignored, as in a shell's background process
             raise KeyboardInterrupt
 
     usual = signal.signal(signal.SIGTERM, stop)

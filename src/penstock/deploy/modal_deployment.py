@@ -50,7 +50,7 @@ class ModalDeployment:
     hub_volume: str = "huggingface-cache"
     hub_secret: str | None = None  # name of a Modal secret with HF_TOKEN
     key_secret: str | None = None  # name of a Modal secret with PENSTOCK_API_KEY
-    unauthenticated: bool = False  # True: Modal's proxy lets anybody in
+    unauthenticated: bool = False  # True: no key is needed, and Modal's proxy lets anybody in
     routing_region: str = "us-east"
     target_concurrency: int = 256  # HTTP requests per container; each may ask for n samples
     # Above this many requests Modal answers 429. None: only the server's own limits hold.
@@ -148,7 +148,7 @@ class ModalDeployment:
         if not 0.125 <= self.cpu <= 64:
             raise UsageError(f"cpu is 0.125 to 64 cores, not {self.cpu}", param="cpu")
 
-    # --- derived values
+    # --- values derived from the fields
 
     @property
     def gpus(self) -> int:

@@ -22,7 +22,7 @@ from penstock.errors import UsageError, escaped
 # extras for reading problem sets from the hub and for the report of `monkeys`
 EXTRAS = "parquet,plot"
 IN_IMAGE = "/opt/penstock"  # folder of Penstock's checkout in the container image
-LEAST = (1, 5, 1)  # the first version of Modal with app.server
+LEAST = (1, 5, 1)  # the first version of Modal's package that has app.server
 WIDE = 120  # longest line of the written file, characters
 
 

@@ -73,7 +73,7 @@ class SharedEngine:
         self.kill = ask_kill
 
     def ended(self, code: int) -> None:
-        """Records the exit code; called by the parent."""
+        """Records the process's exit code; called by the parent."""
         self.returncode = code
         self._ended.set()
 
@@ -117,7 +117,7 @@ class AsyncClient:
         self._on_stats = on_stats
         self._closing = False
         self._dead: PenstockError | None = None
-        self._since_cut = CUT_KNOWN  # stats messages since the last cancel
+        self._since_cut = CUT_KNOWN  # stats messages received since the last cancellation
         self.open_at_death: frozenset[Stream] = frozenset()
         self.cut_before_death = False
         self._reader = asyncio.create_task(self._read())
@@ -153,7 +153,7 @@ class AsyncClient:
         return time.monotonic() - self._progress if works else 0.0
 
     def stats(self) -> dict[str, float]:
-        """The engine's latest gauges and counters."""
+        """Returns the engine's latest gauges and counters, by name."""
         return dict(self._stats)
 
     def each(self) -> list[ReplicaState]:

@@ -43,10 +43,10 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     cached_blocks: int = 0  # capacity of the prefix cache in blocks; 0: no prefix cache
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
-    # the runner's description (Runner.describe)
+    # result of Runner.describe
     about: dict[str, Any] = field(default_factory=dict)
-    tokenizer: str | None = None  # the tokenizer's folder, if it isn't the model's
-    chat_template: str | None = None  # the template's file, if it isn't the tokenizer's
+    tokenizer: str | None = None  # the tokenizer's folder; None: the model's
+    chat_template: str | None = None  # the chat template's file; None: the tokenizer's
 
 
 def model_folder(config: Config) -> Path:

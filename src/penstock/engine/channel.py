@@ -28,31 +28,31 @@ from penstock.schedule.deltas import Deltas
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """Down: submit a request."""
+    """Message to the engine: run this request."""
 
     request: Request
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """Down: end a request, or one sample of it."""
+    """Message to the engine: end a request, or one sample of it."""
 
     request_id: int
     sample: int | None
 
 
 class Close(msgspec.Struct, tag="close", frozen=True):
-    """Down, last: the client closes. The engine ends with its last client."""
+    """Message to the engine, the last: the client closes. The engine ends with its last client."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """Up, once: the engine is loaded."""
+    """Message from the engine, sent once: it has loaded its model."""
 
     facts: EngineFacts
 
 
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
-    """Up: the deltas of one step, and now and then the engine's stats. heard: number of this
-    client's requests that the stats include."""
+    """Message from the engine: the deltas of one step, and now and then the engine's stats. heard:
+    number of this client's requests that the stats include."""
 
     deltas: Deltas | None
     refused: list[Refused]
@@ -61,7 +61,7 @@ class StepOutputs(msgspec.Struct, tag="news", frozen=True):
 
 
 class GoesOn(msgspec.Struct, tag="goes on", frozen=True):
-    """Up: a long step is still running, and one of its layers has completed."""
+    """Message from the engine: a long step is still running, and a layer has completed."""
 
 
 Down = Ask | Cancel | Close | Control
@@ -104,7 +104,7 @@ class EngineEnd:
         # socket -> client; includes each client's monitor socket, which reports its disconnect
         self._clients: dict[zmq.Socket[bytes], int] = {}
         self.owners = ClientIds(len(addresses))
-        self._heard = [0] * len(addresses)  # requests received, per client
+        self._heard = [0] * len(addresses)  # number of requests received from each client
         for client, address in enumerate(addresses):
             self._connect(client, address)
 
@@ -120,7 +120,7 @@ class EngineEnd:
         while found := self._poller.poll(wait_ms if not words else 0):
             for socket, _ in found:
                 client = self._clients.get(socket)
-                if client is not None:  # else the client left a moment ago
+                if client is not None:  # None: the client left a moment ago
                     words += self._hear(client, socket)
         return words
 
@@ -204,14 +204,14 @@ class EngineEnd:
 
 
 class ClientEnd:
-    """The client's end, for an asyncio loop."""
+    """The client's end of the channel, for an asyncio event loop."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.bind(address)
-        self._words: list[bytes] = []  # messages queued in this turn of the loop
+        self._words: list[bytes] = []  # messages queued in this turn of the event loop
 
     def send_down(self, word: Down) -> None:
         """Queues a message; never waits (the queue is unbounded: admission above it is bounded).

@@ -48,7 +48,7 @@ _NONE_LEFT = (
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request with samples that have not ended."""
+    """A request of which some samples have not ended."""
 
     request_id: int
     prompt_ids: list[int]
@@ -63,7 +63,7 @@ class PendingRequest:
     # True if the samples' text begins a chat message; False if it continues the prompt's text
     begins: bool = True
     num_cached_tokens: int = 0
-    waited: float = 0.0  # seconds in the waiting queue
+    waited: float = 0.0  # seconds that the request was in the waiting queue
     begun: float | None = (
         # time.perf_counter() when PromptNews arrived, i.e. while the first token is drawn
         None
@@ -90,7 +90,8 @@ class Client:
         self.asked: dict[int, PendingRequest] = {}
         self._grouped: dict[int, GroupStop] = {}  # request id -> its GroupStop
         self._ids = itertools.count()
-        self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad_words and their ids
+        # the latest request's bad_words, and their token ids
+        self._words: tuple[list[str], list[list[int]]] = [], []
 
     def submit(
         self,
@@ -214,7 +215,7 @@ class Client:
                 # this request's own error; _fault reports or raises it
                 self._fault(news.request, error)
         out: list[Delta] = []
-        # whole samples without stop strings, decoded together
+        # samples to decode together: whole ones without stop strings
         late: list[tuple[Delta, PendingRequest]] = []
         # Convert whole columns to lists at once: taking numbers out of arrays one by one took a
         # third of this loop's time.
@@ -261,7 +262,7 @@ class Client:
         for request_id in [number for number in self._grouped if number not in self.asked]:
             del self._grouped[request_id]
 
-    # --- one sample -------------------------------------------------------------------------------
+    # --- the deltas of one sample -----------------------------------------------------------------
 
     def _news(
         self,
@@ -308,7 +309,7 @@ class Client:
             self.asked.pop(asked.request_id, None)
 
     def _decode(self, late: list[tuple[Delta, PendingRequest]]) -> None:
-        """Decodes whole samples, many in one call."""
+        """Decodes samples that arrived whole, many in one call."""
         if self.tokenizer is None:
             return
         alike: dict[tuple[bool, bool], list[tuple[Delta, PendingRequest]]] = {}
@@ -349,7 +350,7 @@ class Client:
             self._send((request_id, None))
         self._on_fault(request_id, error)
 
-    # --- the rest ---------------------------------------------------------------------------------
+    # --- news about a prompt ----------------------------------------------------------------------
 
     def _prompt_news(self, news: PromptNews) -> None:
         asked = self.asked.get(news.request)

@@ -72,7 +72,7 @@ class ControlQueue:
 
     @property
     def waiting(self) -> bool:
-        """Returns True if a command waits."""
+        """Returns True if a control command waits to be run."""
         return bool(self._asked)
 
     @property

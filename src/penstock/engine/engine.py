@@ -31,7 +31,7 @@ LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 
 @dataclass(slots=True)
 class Refused:
-    """A request that never ran, and its error."""
+    """A request that the engine refused, and the error."""
 
     request_id: int
     error: CarriedError
@@ -66,7 +66,7 @@ class Engine:
         )
         self._patience = MaskPatience()
         self._rate, self._pace = _Rate(), StepPace()
-        self.completed = 0  # steps launched and read
+        self.completed = 0  # number of steps that were launched and read
         # an exception interrupted a step: the scheduler's columns may be inconsistent
         self.broken = False
 

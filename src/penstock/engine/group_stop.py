@@ -26,7 +26,7 @@ class GroupStop:
         another process searches; it searches one text at a time. known: answers of samples that
         ended earlier."""
         self._find, self._agree = find, agree
-        self._looking = False  # a future of `find` is pending
+        self._looking = False  # True while a future of `find` is pending
         self._waiting: deque[str] = deque()  # texts waiting to be searched
         self.fault: PenstockError | None = None
         self._answers: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class GroupStop:
     def _looked(self, found: asyncio.Future[str | None]) -> None:
         """Counts the answer that a future has found, and searches the next waiting text."""
         self._looking = False
-        if found.cancelled():  # cancelled, because the event loop is ending
+        if found.cancelled():  # the event loop is ending, which cancels futures
             return
         try:
             self._count(found.result())

@@ -160,11 +160,11 @@ class GrowingLogprobs:
 
     def __init__(self) -> None:
         self._last: LazyLogprobs | None = None  # the last part, whose tokenizer is used
-        self._held: list[NDArray[Any]] = []  # columns with spare room at the end
+        self._held: list[NDArray[Any]] = []  # columns of logprobs, with spare room at the end
         self._count = 0
 
     def add(self, part: LazyLogprobs) -> None:
-        """Appends a copy of the next part."""
+        """Appends a copy of the sample's next logprobs."""
         start, self._count, self._last = self._count, self._count + len(part), part
         if not start:
             self._held = [column.copy() for column in part.columns]

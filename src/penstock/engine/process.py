@@ -48,7 +48,7 @@ STATS_EVERY = 0.1  # seconds between stats messages
 
 
 class Start(msgspec.Struct):
-    """The line of JSON on standard input."""
+    """Settings of the engine process: a line of JSON on its standard input."""
 
     addresses: list[str]
     knobs: dict[str, Any]

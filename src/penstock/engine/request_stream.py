@@ -97,7 +97,7 @@ class Stream:
         self._wake()
 
     def end(self, error: PenstockError | None = None) -> None:
-        """Ends the stream. Only the first call counts."""
+        """Ends the stream. Only the first call has an effect."""
         if self._end is False:
             self._end = True if error is None else error
         self._wake()

@@ -116,7 +116,7 @@ class Steps:
         return {name: np.array(values[:count], np.float64) for name, values in self._lists.items()}
 
     def forget(self, count: int) -> None:
-        """Drops the first `count` steps."""
+        """Forgets the first `count` steps."""
         for values in self._lists.values():
             del values[:count]
 
@@ -128,7 +128,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least total seconds of these steps (Steps.columns)."""
     rows, tokens = steps["rows"], steps["rows"] + steps["chunk"]
     below = sizes.layers - 1  # number of layers in which prompt chunks attend (not the last)
-    share = below / sizes.layers  # the same as a share of all layers
+    share = below / sizes.layers  # share of all layers in which prompt chunks attend
     seconds = machine.head_seconds(rows, sizes.vocab * sizes.hidden)
     for count, layers in ((tokens, below), (rows, 1)):
         seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)
@@ -138,7 +138,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
             )
     if sizes.ahead:
         seconds = seconds + machine.layer_seconds(tokens, sizes.ahead)
-    moved = tokens * (sizes.stored + sizes.row_bytes)  # bytes
+    moved = tokens * (sizes.stored + sizes.row_bytes)  # bytes read and written
     moved = moved + rows * (2 * sizes.slot_bytes + sizes.vocab * machine.item)
     operations = np.zeros_like(tokens)
     for each in sizes.attending:
@@ -168,7 +168,7 @@ def _experts_seconds(tokens: Float64, experts: RoutedNumbers, machine: Machine) 
 
 class RooflineGauge:
     """Measures the share of the hardware limit that is reached: least possible time over time
-    taken, in the last second of work.
+    taken, in the last interval of `every` seconds with steps.
 
     Time taken runs from one reading to the next, or from the first launch after idle: host delays
     count, idle time doesn't. Costs a few sums per step, and the arithmetic once per many steps.
@@ -204,7 +204,7 @@ class RooflineGauge:
             self._since = self._clock()
 
     def read(self) -> None:
-        """Records that the oldest step was read."""
+        """Records that the oldest launched step was read."""
         assert self._since is not None, "a step is launched before it is read"
         now = self._clock()
         self._taken += now - self._since

@@ -25,7 +25,8 @@ class Watchdog:
         # least seconds between restarts of the alarm; a restart takes 50 us, because it starts a
         # thread
         self._again = min(1.0, step_timeout / 20)
-        self._set: float | None = None  # time of the last restart
+        # time at which the alarm was last restarted; None: it is off
+        self._set: float | None = None
 
     def began(self) -> None:
         """Starts the alarm, if it is off: there is work, so a step is due."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-# sources: proc_stat(5), and cgroup v2's cpu controller
+# described in proc_stat(5) and in cgroup v2's cpu controller
 STAT, QUOTA = (
     Path("/proc/stat"),
     Path("/sys/fs/cgroup/cpu.max"),
@@ -30,7 +30,7 @@ WINDOW, WINDOWS = (
 )
 IDLE = (3, 4)  # fields of a core's times in /proc/stat: idle, and waiting for a disk
 
-Times = dict[int, tuple[int, int]]  # per core: clock ticks idle, and all ticks
+Times = dict[int, tuple[int, int]]  # core number -> its idle clock ticks, and all its clock ticks
 
 
 def settle_threads(device: torch.device) -> None:

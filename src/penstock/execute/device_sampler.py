@@ -28,7 +28,7 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 Int32 = NDArray[np.int32]
-# entries of the pool of logit_bias values, whose address CUDA graphs hold; if more are needed, the
+# number of logit_bias values in the pool whose address CUDA graphs hold; if more are needed, the
 # pool moves
 BIAS_POOL = 1 << 18
 
@@ -67,8 +67,8 @@ class DeviceSampler:
         self.pool_moved = False  # True once the bias pool has left the address that graphs hold
 
     def take_biases(self, first: int, ids: Tensor, values: Tensor) -> None:
-        """Writes entries of the pool of logit_bias values, from index `first` on: token ids [m]
-        int32, values [m] float32."""
+        """Writes logit_bias values to the pool, from index `first` on. ids: token ids [m] int32.
+        values: [m] float32."""
         last = first + ids.shape[0]
         if last > self.bias_ids.shape[0]:
             self.bias_ids, self.bias_values = (

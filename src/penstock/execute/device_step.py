@@ -166,7 +166,7 @@ class DeviceStep:
         return BesideSizes(size, size, True)
 
     def _change(self, staged: StagedPlan) -> None:
-        """Launches the plan's changes before the forward."""
+        """Launches the plan's changes to the device's state, which come before the forward."""
         if staged.pages is not None and self._windows is not None:
             self._windows.take(staged.pages)
             if staged.pages.cleared is not None:

@@ -39,7 +39,7 @@ class Outcome:
         )
 
     def read(self) -> StepTokens:
-        """Converts an outcome in host memory."""
+        """Converts this outcome, once it is in host memory, to numpy arrays."""
         return StepTokens(self.tokens.numpy(), _read(self.logprobs), _read(self.prompt_logprobs))
 
 

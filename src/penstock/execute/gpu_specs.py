@@ -21,9 +21,9 @@ HALF = 2  # bytes of a bf16 or fp16 number
 # operations per second. For comparison, measured on an H200: copies reach 4.26e12 bytes per second,
 # products of 8,192 rows 490e12 to 690e12 operations per second.
 DATA_SHEETS = {
-    "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),  # SXM
+    "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),  # the SXM module
     "NVIDIA H100 PCIe": (2.0e12, 756e12),
-    "NVIDIA H200": (4.8e12, 989e12),  # SXM
+    "NVIDIA H200": (4.8e12, 989e12),  # the SXM module
 }
 
 

@@ -37,13 +37,14 @@ Draw = Callable[[int, Tensor, bool, bool], None]
 
 @dataclass(slots=True)
 class Captured:
-    """The graphs of one size."""
+    """The CUDA graphs for steps of one size."""
 
-    # key: True with prefix groups
+    # key: True for steps with prefix groups
     forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)
-    # key: the last two arguments of Draw
+    # key: (with all sampling options, with forced tokens), as in Draw
     draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(default_factory=dict)
-    whole: torch.cuda.CUDAGraph | None = None  # forward without prefix groups, and plain draw
+    # one graph of the forward without prefix groups and the plain draw
+    whole: torch.cuda.CUDAGraph | None = None
 
 
 class Graphs:
@@ -58,8 +59,8 @@ class Graphs:
         # kinds of steps without a graph that ran once
         self._met: set[tuple[int | str, ...]] = set()
         self._full = False
-        self._sizes: list[int] = []  # sizes with graphs, ascending
-        # sizes captured on first use
+        self._sizes: list[int] = []  # row counts that have graphs, ascending
+        # row counts whose graphs are captured on first use
         self._later: frozenset[int] = frozenset()
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()

@@ -55,8 +55,9 @@ Given = list[Tensor | None]
 class SeenKv:
     """Measurements of one layer. For latent vectors, largest and scales are [1]."""
 
-    largest: Tensor  # [2, kv_heads] float32: |k| and |v|
-    scales: Tensor  # [2, kv_heads] float32: the checkpoint's, or derived from `largest`
+    largest: Tensor  # [2, kv_heads] float32: largest |k| and largest |v| of each head
+    # [2, kv_heads] float32: scales of k and of v, the checkpoint's or derived from `largest`
+    scales: Tensor
     # |output with rounded keys - output| / |output|, the maximum over heads and over layers that
     # share this state
     key_error: float
@@ -202,7 +203,8 @@ class _Look:
         self._attend, self._attend_latents = ops.attention, ops.latent_attention
         self._layers, self._given, self.blocks = iter(layers), given, blocks
         self.seen: list[SeenKv] = []
-        self._stored: list[LayerKv | LatentKv] = []  # keys and values of each entry in `seen`
+        # stored keys and values of the layers in `seen`
+        self._stored: list[LayerKv | LatentKv] = []
 
     def attention(
         self,

@@ -44,12 +44,12 @@ class LayerPages:
 
     @property
     def tables(self) -> int:
-        """Number of tables for layers with windows."""
+        """Number of page tables for layers with sliding windows."""
         return max(self.table)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, over all places."""
+        """Bytes of a page, summed over its places (see LayerPages)."""
         return sum({place.storage: place.bytes for place in self.place}.values())
 
 

@@ -43,12 +43,13 @@ SNAPSHOTS_A_ROW, SNAPSHOT_SHARE = 8, 0.05
 
 @dataclass(slots=True, frozen=True)
 class BatchLimits:
-    """Limits decided before the weights are loaded."""
+    """Limits of batches, decided before the weights are loaded."""
 
     max_rows: int
     max_batched_tokens: int
     max_model_len: int
-    mask_slots: int = field(default=MASK_SLOTS, kw_only=True)  # token masks on the device
+    # number of token masks that the device holds
+    mask_slots: int = field(default=MASK_SLOTS, kw_only=True)
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +60,7 @@ class Limits(BatchLimits):
     kv_tokens: int
     num_blocks: int
     state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no recurrent state
-    graph_sizes: tuple[int, ...] = ()  # row counts of captured steps, on CUDA
+    graph_sizes: tuple[int, ...] = ()  # row counts of the steps that CUDA graphs are captured for
     plain_graphs: bool = (
         # True: capture only graphs without prefix groups and sampling options at start, the others
         # on first use. Set by a built engine whose workload shares no prefixes
@@ -248,7 +249,7 @@ def room_of(config: Config, device: torch.device) -> int:
 
 
 def graph_bytes(device: torch.device) -> int:
-    """Returns the bytes that CUDA graphs may take."""
+    """Returns the most bytes that CUDA graphs may take."""
     return min(GRAPH_BYTES, int(torch.cuda.mem_get_info(device)[1] * GRAPH_SHARE))
 
 
@@ -265,7 +266,8 @@ def _available() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux: all memory
+    # not Linux: the machine's whole memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cgroup_rooms(

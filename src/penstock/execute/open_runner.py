@@ -181,7 +181,7 @@ def load_for(
         lora=config.model.lora,
         room=(
             free_memory(device) // layout.size if device.type == "cpu" else None
-        ),  # on CUDA the allocator raises
+        ),  # None on CUDA, whose allocator raises when memory runs out
         in_host=in_host,
     )
     return model, ops
@@ -315,7 +315,8 @@ def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     words = set()
     for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):  # names of the line on x86 and arm
+        # names of the line with CPU features on x86 and Arm
+        if line.startswith(("flags", "Features")):
             words = set(line.split(":", 1)[1].split())
             break
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

@@ -28,12 +28,12 @@ class StagedChunks:
     """A step's prompt chunks on the device. Shapes: tokens: all chunks' tokens, padded with tokens
     that write to the dump block; chunks: number of chunks, padding included."""
 
-    ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int64
-    slots: Tensor  # [tokens] int64
+    ids: Tensor  # [tokens] int32: token ids
+    positions: Tensor  # [tokens] int64: position in the sequence
+    slots: Tensor  # [tokens] int64: KV cache slot that the token is written to
     inputs: PrefillInputs
     states: Tensor | None  # [chunks] int64: slots of recurrent state; None: no recurrent state
-    tags: Tensor | None  # [tokens] int32, if the model reads tags
+    tags: Tensor | None  # [tokens] int32: the request's tag; None: the model reads no tags
     # embeddings given in the request: for k tokens, their indices among the step's tokens [k]
     # int64, and the embeddings [k, model width] float32
     embeds: tuple[Tensor, Tensor] | None

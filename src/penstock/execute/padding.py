@@ -97,7 +97,7 @@ class BesideSizes(NamedTuple):
     with graphs."""
 
     rows: int
-    tokens: int  # tokens of rows and prompts together
+    tokens: int  # tokens of rows and prompts together, padded
     few: bool
 
 
@@ -119,7 +119,7 @@ class StepSizes:
     """Functions that pad numbers of rows, prefix groups, chunks and tokens."""
 
     rows: Callable[[int], int]
-    # (padded rows, groups) -> room for prefix groups
+    # (padded rows, prefix groups) -> padded number of prefix groups
     groups: Callable[[int, int], int]
     chunks: Callable[[int], int]
     beside: Callable[[int, int], BesideSizes]  # (rows, tokens of prompt chunks) -> padded sizes

@@ -24,12 +24,12 @@ class Logprobs:
     """Logprobs of m tokens on the device; `where` and `k` are on the host. where: indices of the
     tokens. k: number of most likely tokens wanted by each."""
 
-    where: Int64  # [m]
-    k: Int32  # [m]
-    chosen: Tensor  # [m] float32: logprob of the token
-    rank: Tensor  # [m] int32: its rank, from 1
-    top_ids: Tensor  # [m, max k] int32: the most likely tokens
-    top: Tensor  # [m, max k] float32: their logprobs
+    where: Int64  # [m]: index of the token in the step
+    k: Int32  # [m]: number of most likely tokens wanted there
+    chosen: Tensor  # [m] float32: logprob of the token itself
+    rank: Tensor  # [m] int32: rank of the token itself, from 1
+    top_ids: Tensor  # [m, max k] int32: ids of the most likely tokens
+    top: Tensor  # [m, max k] float32: logprobs of the most likely tokens
     place: Int64 | None = (
         # [m]: rows of the tensors that belong to these tokens; None: all rows, in order
         None

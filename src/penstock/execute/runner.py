@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 SLICE_LOGITS_CPU = 1 << 25  # number of logits in memory at once on a CPU; 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
-MAX_SLICE = 1024  # rows of logits in memory at once
+MAX_SLICE = 1024  # most rows whose logits are in memory at once
 SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
 SLOW_FP4 = (
     "weights in four-bit floats are widened for each product here: less memory, and slower than"
@@ -144,7 +144,7 @@ class TorchRunner:
             self._at_ready = self._binaries.counts()
 
     def opened_in(self, seconds: Mapping[str, float]) -> None:
-        """Stores the start's seconds per phase, for `describe`."""
+        """Stores the seconds of the start's phases, for `describe`."""
         self._about["start_seconds"] = dict(seconds)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
@@ -218,7 +218,7 @@ class TorchRunner:
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """Parts asleep: WEIGHTS, KV_CACHE, both or none."""
+        """Returns the parts whose memory is freed: WEIGHTS, KV_CACHE, both or none."""
         return (WEIGHTS,) * (self._resting is not None) + (KV_CACHE,) * self._kv_sleeps
 
     def sleep(self, level: int) -> None:

@@ -14,8 +14,8 @@ from penstock.schedule.step import Float32, Int32, Int64, Joins
 
 
 class SamplingMirror:
-    """Arrays indexed by row number. logit_bias entries are in a pool, row by row; when the pool is
-    full, live rows' entries are moved together."""
+    """Arrays indexed by row number. The rows' logit_bias values are in a pool, one row after the
+    other; when the pool is full, those of live rows are moved together."""
 
     def __init__(self, max_rows: int) -> None:
         rows = max_rows + 1

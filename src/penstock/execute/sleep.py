@@ -43,7 +43,7 @@ class RestingWeights:
             self._hosts = to_host([array for array in arrays if id(array) not in stays])
 
     def drop(self) -> None:
-        """Drops the weights."""
+        """Frees the weights' memory without keeping a copy."""
         without_numbers(self._model.parts, {id(each): (each, each) for each in self._stays})
         self._hosts, self.gone = [], True
 
@@ -96,7 +96,7 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
 
 
 def give_back(device: torch.device) -> None:
-    """Returns torch's unused memory to the device."""
+    """Returns memory that torch holds but doesn't use to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -24,19 +24,19 @@ from penstock.schedule.step import Int32, Joins, StepPlan
 
 @dataclass(slots=True)
 class StagedBiases:
-    """m new entries of the device's pool of logit_bias values."""
+    """m new logit_bias values for the device's pool of them."""
 
-    first: int  # index of the first entry
-    ids: Tensor  # [m] int32
-    values: Tensor  # [m] float32
+    first: int  # index in the pool of the first new value
+    ids: Tensor  # [m] int32: token ids
+    values: Tensor  # [m] float32: values added to logits
     start: Tensor | None  # [rows] int32: start of every row's biases; None: unchanged
 
 
 @dataclass(slots=True)
 class StagedJoins:
-    """k rows that join in this step."""
+    """The k rows that join in this step, staged on the device."""
 
-    lines: Tensor  # [k, words] int32, as packing.join_lines makes them
+    lines: Tensor  # [k, words] int32: the rows' fields, as packing.join_lines makes them
     biases: StagedBiases | None
 
 
@@ -47,10 +47,10 @@ class StagedPlan:
 
     plan: StepPlan
     sizes: BesideSizes  # padded numbers of queries and of all tokens
-    queries: int  # number of queries of the plan's rows
+    queries: int  # number of queries of the plan's rows, without padding
     groups: int  # padded number of prefix groups; 0: no groups
     pages: StagedPages | None = None
-    cleared: Tensor | None = None  # int64 [blocks]: blocks to clear
+    cleared: Tensor | None = None  # int64 [blocks]: numbers of the blocks to clear
     takes_drafts: bool = False  # True if some queries' drafts were made by the device
     # KV blocks to copy: sources and targets, int32 [copies] each
     moved_blocks: tuple[Tensor, Tensor] | None = None
@@ -58,7 +58,9 @@ class StagedPlan:
     moved_slots: tuple[Tensor, Tensor] | None = None
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = (
-        None  # int32 [entries, 3]: row, index in its block table, block; padded with row -1
+        # blocks added to block tables, int32 [n, 3]: row, index in its table, block; padded with
+        # row -1
+        None
     )
     masks: tuple[Tensor, Tensor] | None = (
         None  # token masks: slots int64 [masks], words int32 [masks, ceil(vocabulary / 32)]
@@ -142,7 +144,7 @@ class PlanStager:
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:
             staged.takes_drafts = True
-            staging.forget()  # the device overwrites the staged drafts
+            staging.forget()  # forget, since the device overwrites the staged drafts
         return staged
 
     def _joins(self, joins: Joins) -> StagedJoins:

@@ -67,7 +67,7 @@ class Staging:
         self._end = self._fixed
         # name -> arguments (values, fill, size) of write() since begin()
         self._now: dict[str, tuple[Int32, int, int]] = {}
-        # name -> arguments whose content the device has
+        # name -> arguments of the write() whose content the device has
         self._sent: dict[str, tuple[Int32, int, int]] = {}
 
     def begin(self) -> None:

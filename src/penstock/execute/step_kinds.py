@@ -48,7 +48,7 @@ class StepDraw:
     ) -> None:
         self._launches, self._asked, self._scorer, self._part = launches, asked, scorer, part
         self._compiled = compiled
-        self.proposer: Proposer | None = None  # makes drafts after each draw, if set
+        self.proposer: Proposer | None = None  # makes drafts after each draw; None: no drafts
 
     def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
         """Launches the draw. hidden [tokens, d]: the forward's result. forces: some queries have
@@ -109,13 +109,13 @@ class StepDraw:
 
 
 class Decode:
-    """Steps of rows alone."""
+    """Launches steps that have rows and no prompt chunks."""
 
     def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
         self._launches, self._draw = launches, draw
 
     def launch(self, staged: StagedPlan) -> Outcome:
-        """Launches forward and draw."""
+        """Launches the step's forward and its draw."""
         if (whole := self._whole(staged)) is not None:
             whole.replay()
             return Outcome(self._launches.sampler.sampled_ids[: staged.queries])
@@ -140,13 +140,13 @@ class Decode:
 
 
 class Beside:
-    """Steps with prompt chunks, with or without rows."""
+    """Launches steps with prompt chunks, with or without rows."""
 
     def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
         self._launches, self._draw = launches, draw
 
     def launch(self, staged: StagedPlan) -> Outcome:
-        """Launches forward and draw."""
+        """Launches the step's forward and its draw."""
         return self._draw.launch(staged, self.forward(staged))
 
     def forward(self, staged: StagedPlan) -> Tensor:
@@ -217,7 +217,7 @@ class Late:
         return Outcome(NO_TOKENS)
 
     def draw(self, late: LateMasks) -> Outcome:
-        """Launches the draw of the last launched step."""
+        """Launches the draw of the step whose forward was launched last."""
         assert self._waits is not None, "no forward waits for its draw"
         (staged, hidden), self._waits = self._waits, None
         self._take(staged.plan, late)

@@ -45,10 +45,10 @@ class StepTensors:
     """A step's tokens: first the rows' tokens, which `prepare` writes, then the prompt chunks'. The
     layers read them."""
 
-    tokens: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64
-    slots: Tensor  # [tokens] int64
-    tags: Tensor | None  # [tokens] int32, if the model reads tags
+    tokens: Tensor  # [tokens] int64: token ids
+    positions: Tensor  # [tokens] int64: position in the sequence
+    slots: Tensor  # [tokens] int64: KV cache slot that the token is written to
+    tags: Tensor | None  # [tokens] int32: the request's tag; None: the model reads no tags
 
     @classmethod
     def of(cls, tokens: int, device: torch.device, reads_tags: bool) -> StepTensors:
@@ -124,7 +124,7 @@ class StepLaunches:
             groups, width = blocks.shape
             self._group_blocks[:groups, :width].copy_(blocks)
         else:
-            self._group_blocks = blocks  # no graphs: read where they were staged
+            self._group_blocks = blocks  # without graphs the blocks are read where they were staged
 
     def take_drafts(self, size: int) -> None:
         """Copies the device's own drafts into the step's queries."""

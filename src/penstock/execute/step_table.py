@@ -24,7 +24,7 @@ from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import Chunks, Int32, Joins, Moves, StepPlan
 
 WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # numbers of steps: warm-up, least and most per round
-ROUND_SECONDS = 0.1  # seconds per round, after LEAST_STEPS
+ROUND_SECONDS = 0.1  # seconds of a round, if it has LEAST_STEPS steps by then
 ROUNDS = 3  # the least round counts: other load on the machine only adds time
 ENTRY_SECONDS = 2.0  # seconds after which an entry gets no further round
 MUCH = (
@@ -43,7 +43,7 @@ _SPREAD, _SPREAD_ROWS = (
 
 
 class TimedStep(NamedTuple):
-    """Contents of a step; fields are StepSeconds' columns."""
+    """The numbers that describe a timed step; fields are StepSeconds' columns."""
 
     rows: int
     context: int = 0
@@ -171,7 +171,7 @@ def _contexts(runner: TorchRunner, rows: int) -> list[int]:
     return [most, *(n for n in _CONTEXT if n < most * 0.7)] if most > 0 else []
 
 
-_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # most steps per table entry
+_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # most steps that are run for one table entry
 
 
 def _seconds(
@@ -226,7 +226,7 @@ class _Plans:
     def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
         self._runner, self._step = runner, step
         self._groups = -(-step.rows // step.members) if step.members else 0
-        self._prefix = step.shared // BLOCK_SIZE  # blocks per group
+        self._prefix = step.shared // BLOCK_SIZE  # blocks of the prefix that a group shares
         self._own = -(-(step.context + step.spread + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
         self._lengths: Int32 = np.full(step.rows, step.shared + step.context, np.int32)
         if step.spread:
@@ -236,7 +236,7 @@ class _Plans:
             )
         self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
-        # index of the chunks' first block
+        # index of the first block of prompt chunks
         self._chunked = 1 + self._groups * self._prefix + step.rows * self._own
         self._tokens = np.random.default_rng(0).integers(
             runner.vocab_size, size=step.prompt_tokens, dtype=np.int32
@@ -245,7 +245,7 @@ class _Plans:
 
     @property
     def fit(self) -> bool:
-        """Returns True if the runner can hold such a step."""
+        """Returns True if the runner has rows and blocks for the step."""
         step, runner = self._step, self._runner
         tokens = 0 < step.rows + step.prompt_tokens <= runner.max_batched_tokens
         longest = max(

@@ -19,7 +19,7 @@ def _retain_context() -> None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return  # no driver
+        return  # no NVIDIA driver is installed
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(gpu), 0) == 0:
         # the primary context, which torch uses too; it is never released

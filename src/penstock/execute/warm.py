@@ -66,8 +66,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
 
 def _compile_bookkeeping(step: DeviceStep) -> None:
-    """Compiles the kernels for joins, new blocks and copies, with entries of -1, which
-    do nothing."""
+    """Compiles the kernels for joins, new blocks and copies, with indices of -1, for
+    which the kernels do nothing."""
     words = -(-JOIN_WORDS // 16) * 16
     step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
     plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)

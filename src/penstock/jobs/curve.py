@@ -16,7 +16,7 @@ from penstock.status_line import percent
 
 WIDTH, HEIGHT = 760, 380  # size in the SVG's coordinates, which scale with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
-Point = dict[str, Any]  # {"k", "value", "low", "high"}
+Point = dict[str, Any]  # keys: k, value, and low and high of its interval
 
 
 def interval(point: Point) -> str:

@@ -314,7 +314,7 @@ def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
     torch.nn.functional.linear(x, weight)
     begun = time.perf_counter()
     torch.nn.functional.linear(x, weight)
-    # seconds per multiplication of two numbers
+    # measured seconds of one multiplication and addition
     each = (time.perf_counter() - begun) / (rows * size * size)
     seconds = (
         each

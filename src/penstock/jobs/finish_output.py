@@ -26,7 +26,7 @@ from penstock.journal import journal_of
 # text
 _PLAIN = (str, int, float, bool)
 SUFFIXES = (".parquet", ".gz")
-ROW_GROUP = 4096  # rows
+ROW_GROUP = 4096  # rows of a Parquet row group
 
 
 def ledger_of(out: Path) -> Path:
@@ -136,7 +136,7 @@ def _json(value: Any) -> str | None:
 
 
 def _text(key: str | int) -> str:
-    # Parquet texts cannot hold an unpaired surrogate
+    # escape unpaired surrogates, which Parquet texts cannot hold
     return str(key).encode("utf-8", "backslashreplace").decode()
 
 

@@ -37,7 +37,7 @@ Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs", "output_kind"}
 LONGEST_ID = 1 << 20  # characters; a line of a journal has a limited length
 LONGEST_CARRIED = 1 << 20  # characters of JSON of all data that a row copies to OUT
-OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields of OUT's rows
+OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields that a run writes in each row of OUT
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 # The fields of our row format. SamplingParams and the chat's options check the values themselves.
 OwnRow = msgspec.defstruct(
@@ -315,7 +315,7 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     given = {name: row[name] for name in row if name in OWN_FIELDS}
     if given.get("stop_when") is not None:
         given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
-        AnswerPattern(given["stop_when"].pattern)  # raises for a bad pattern
+        AnswerPattern(given["stop_when"].pattern)  # raises UsageError for an invalid pattern
     if given.get("seed") is None:
         given["seed"] = _seed(seed, own.id)
     params = SamplingParams(**given)

@@ -81,7 +81,7 @@ class Options:
         return None if self.stop_when is None else StopRule.parse(self.stop_when, self.sampling.n)
 
     def __post_init__(self) -> None:
-        _ = self.stop_rule  # raises for a bad rule
+        _ = self.stop_rule  # raises UsageError for an invalid rule
         for name, low, value in (
             ("few_shot", 0, self.few_shot),
             ("limit", 1, self.limit),
@@ -382,7 +382,7 @@ def _prompts(
 def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
     output = finished.output
     assert output is not None
-    # an aborted sample has no answer
+    # no answer is taken from an aborted sample
     answer = None if output.finish_reason == "abort" else find_answer(output.text)
     row = {
         "problem": problem.index,

@@ -54,7 +54,7 @@ def coverage(
     """Returns the coverage for each k. samples, right: numbers of drawn and of right samples, for
     each problem; at least one problem."""
     ks = list(ks)
-    # [problems, k]
+    # estimate of each problem for each k, [problems, ks]
     estimates = np.array(
         [[pass_at_k(n, c, k) for k in ks] for n, c in zip(samples, right, strict=True)]
     )
@@ -77,7 +77,7 @@ def _interval(
         rows = min(CHUNK, BOOTSTRAPS - start)
         weights = draw.standard_gamma(counts, (rows, len(counts)))
         another = draw.standard_gamma(1, (rows, 1))
-        # shapes [draws, 1] and [draws, ks]
+        # total: [draws, 1]; solved: [draws, ks]
         total, solved = (
             weights.sum(1, keepdims=True) + another,
             weights @ distinct,

@@ -181,7 +181,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
-# --- prompts and answers
+# --- answers of texts, prompts of problems
 
 
 def find_answer(text: str) -> str | None:

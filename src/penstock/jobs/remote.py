@@ -63,7 +63,7 @@ class Remote:
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
-    # --- files
+    # --- the server's files
 
     def upload(self, path: Path) -> Json:
         """Uploads a file for a batch and returns its object. Raises RemoteError, UsageError."""
@@ -103,7 +103,7 @@ class Remote:
                 raise NoAnswerError("the server broke off amid a file: try again")
         return size
 
-    # --- batches
+    # --- the server's batches
 
     def create(self, file_id: str, endpoint: str) -> Json:
         asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
@@ -117,7 +117,7 @@ class Remote:
     def cancel(self, batch_id: str) -> Json:
         return self._object("POST", f"/batches/{quote(batch_id, safe='')}/cancel", b"")
 
-    # --- HTTP
+    # --- HTTP requests and answers
 
     def _object(self, *asked: Any) -> Json:
         """Returns the JSON object of an answer. asked: arguments of _ask."""
@@ -209,7 +209,7 @@ def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
 
 
 def _refusal(answer: http.client.HTTPResponse) -> str:
-    """Returns the server's error in one line."""
+    """Returns an HTTP answer's error message in one line."""
     said: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(_read(answer, PIECE))

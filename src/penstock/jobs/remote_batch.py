@@ -27,7 +27,7 @@ WAITS = {  # reasons why a batch waits, as our server reports them -> text on th
     "model": "waits for a server of its model",
     "turn": "waits for its turn",
 }
-MOST_TOLD = 20  # bad lines listed on the screen
+MOST_TOLD = 20  # most bad lines listed on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
@@ -48,7 +48,7 @@ def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
 
 
 def _endpoint_of(path: Path) -> str:
-    """Returns the endpoint in the file's first line."""
+    """Returns the endpoint that the batch file's first line names."""
     with open_lines(path) as file:
         first = next(
             (
@@ -107,7 +107,7 @@ def watch(
 
 
 def line_of(batch: Json) -> str:
-    """Returns the batch's progress in one line."""
+    """Returns a batch's progress in one line."""
     counts = batch.get("request_counts") or {}
     total, completed, failed = (
         int(counts.get(name) or 0) for name in ("total", "completed", "failed")
@@ -185,12 +185,12 @@ def fetch(
 
 
 def error_file_of(out: Path) -> Path:
-    """Returns out.errors.jsonl for out.jsonl, out.errors for out."""
+    """Returns the path of the errors: out.errors.jsonl for out.jsonl, out.errors for out."""
     return out.with_name(f"{out.stem}.errors{out.suffix}")
 
 
 def _check_free(place: Path, overwrite: bool) -> None:
-    """Raises JournalError for a name that is taken."""
+    """Raises JournalError if the output's name is taken."""
     check_writable(place, link=True)
     for journal in (journal_of(place), journal_of(place.resolve())):
         if journal.exists():  # a `penstock run` that is writing this file would lose its rows

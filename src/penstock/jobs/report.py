@@ -23,7 +23,7 @@ SHOWN_PROBLEMS = 500  # most problems in the table; a note tells that there are 
 
 
 def print_table(summary: Summary, out: Path) -> None:
-    """Prints the job's results to stdout."""
+    """Prints a table of the job's results to stdout."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

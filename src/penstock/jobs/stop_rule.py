@@ -26,7 +26,7 @@ class StopRule:
 
     @classmethod
     def parse(cls, text: str, n: int) -> StopRule:
-        """Parses the option. Raises UsageError."""
+        """Parses the option --stop-when. Raises UsageError."""
         found = _RULE.fullmatch(text)
         if found is None:
             raise UsageError(

@@ -35,10 +35,10 @@ class Attention:
     kind: AttentionKind
     # storage of K and V; may be replaced between loading and the allocation of the cache
     form: StateForm
-    cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
+    cos_sin: Tensor  # rotary table [positions, 2, width / 2] float32, shared with other layers
     # [(heads + 2 kv_heads) * width, d]: rows of q, then k, then v (none with `kind.keys_as_values`)
     qkv: Linear
-    out: Linear  # [d, heads * width]
+    out: Linear  # [d, heads * width]: output projection
     q_norm: Norm | None = None  # [width]: norm of each head of q before rotation (k_norm: of k)
     k_norm: Norm | None = None
     between: WholeNorms | None = None  # norms of q and k over all heads, before rotation
@@ -46,7 +46,7 @@ class Attention:
         # order in which kernels need the numbers of q's and k's heads; None: the checkpoint's order
         None
     )
-    query_scale: Tensor | None = None  # [positions]: factor of a query at each position
+    query_scale: Tensor | None = None  # [positions]: factor of the query at each position
     # [heads] float32: a score per head that takes part in the softmax, without a value
     sinks: Weight | None = None
     gate: GateForm | None = None

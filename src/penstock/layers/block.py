@@ -57,7 +57,7 @@ class Mixer(Keeper, Protocol):
     def weights(self) -> Iterator[Weight]: ...
 
     def matrices(self) -> Iterator[Linear]:
-        """Yields the mixer's products."""
+        """Yields the mixer's weight matrices."""
 
     def prepare(self, ops: Ops) -> None: ...
 

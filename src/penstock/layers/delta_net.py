@@ -25,20 +25,20 @@ MATRIX = "matrix"  # name of the array of state matrices: [value_heads, key_widt
 class GatedDeltaNet:
     """Computes out(norm(rule(conv(q, k, v), rates)) * silu(z)). One product gives q, k, v and z,
     another the rates. Shapes: d hidden size; channels: q, k and v together; value_size: numbers of
-    v. kernels/delta_rule.py has the formulas."""
+    v; taps: tokens that the convolution sees. kernels/delta_rule.py has the formulas."""
 
     name: str  # prefix of its tensors' names in a checkpoint, before `.out_proj`
     form: StateForm
     heads: DeltaHeads
     into: Linear  # [channels + value_size, d]: q, k, v, z
     rates: Linear  # [2 * value_heads, d]: b, then a, of each head
-    taps: Weight  # [channels, 1, taps]
+    taps: Weight  # [channels, 1, taps]: weights of the convolution
     decay: Weight  # [value_heads] float32: the checkpoint's A_log
-    step_bias: Weight  # [value_heads] float32
-    norm: Weight  # [value_width]
+    step_bias: Weight  # [value_heads] float32: the checkpoint's dt_bias
+    norm: Weight  # [value_width]: weight of the norm of each head's output
     eps: float
-    out: Linear  # [d, value_size]
-    most_rate: float = 1.0  # upper end of the rate b
+    out: Linear  # [d, value_size]: output projection
+    most_rate: float = 1.0  # upper end of the range of b
     # True: the checkpoint stores the rows of `into` and `rates` key head by key head
     in_groups: bool = False
     small: DeltaWeights | None = field(default=None, init=False)
@@ -46,7 +46,7 @@ class GatedDeltaNet:
     kind: None = None  # None: the layer is not attention
     cos_sin: None = None
     source: None = None
-    reader: None = None  # None: two products read x
+    reader: None = None  # None: two products, `into` and `rates`, read x
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
         """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d], T tokens.

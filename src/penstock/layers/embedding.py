@@ -21,10 +21,10 @@ class Embedding:
 
     table: Weight  # [vocabulary, d], or this rank's range of rows
     scale: float = 1.0
-    first: int = 0  # token id of the first row
+    first: int = 0  # token id of this rank's first row
     # the ranks, if each holds a range of the rows; None: this rank holds all rows
     summed: Layout | None = None
-    norm: Norm | None = None  # norm of the vectors
+    norm: Norm | None = None  # norm of the vectors that are looked up; None: no norm
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
         """Returns [T, d] for ids [T]: a new tensor that later layers may overwrite."""
@@ -37,7 +37,7 @@ class Embedding:
 
 
 class TiedHead(Linear):
-    """A head that multiplies by the embedding's table."""
+    """The model's head when it multiplies by the embedding's table."""
 
     def __init__(self, embedding: Embedding, scheme: Scheme = PLAIN) -> None:
         super().__init__({"weight": embedding.table}, scheme=scheme)

@@ -52,8 +52,8 @@ class RoutedBeside:
 class OwnInput:
     """Maps a token's per-layer input to the stream, through a gate computed from the stream."""
 
-    gate: Linear  # [width, d]
-    out: Linear  # [d, width]
+    gate: Linear  # [width, d]: from the stream to the gate
+    out: Linear  # [d, width]: from the gated input to the stream
     norm: Norm
 
     def __call__(self, ops: Ops, stream: Tensor, given: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Gemma4Layer:
     mlp_norm: Norm  # norm before the MLP; its `first` is the norm after the mixer
     mlp: Mlp
     behind: Norm
-    scale: Weight  # [1]: factor of the layer's output
+    scale: Weight  # [1]: factor of the whole layer's output
     routed: RoutedBeside | None = None
     own: OwnInput | None = None
 

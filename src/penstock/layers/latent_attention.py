@@ -39,15 +39,15 @@ class LatentAttention:
     name: str  # prefix of its tensors' names in a checkpoint, before `.kv_b_proj`
     kind: AttentionKind  # has one KV head, of rank + turning numbers
     form: StateForm
-    cos_sin: Tensor  # [positions, 2, turning / 2] float32
+    cos_sin: Tensor  # rotary table [positions, 2, turning / 2] float32
     sizes: LatentSizes
     # [query rank + rank + turning, d], or [heads * (still + turning) + rank + turning, d]
     into: Linear
-    query_norm: Norm | None  # norm of the query latent
-    query: Linear | None  # [heads * (still + turning), query rank]
-    norm: Norm  # [rank]
-    up: Linear  # [heads * (still + value), rank]
-    out: Linear  # [d, heads * value]
+    query_norm: Norm | None  # norm of the query latent; None: queries have no latent
+    query: Linear | None  # [heads * (still + turning), query rank]: makes queries of their latent
+    norm: Norm  # [rank]: norm of the latent to store
+    up: Linear  # [heads * (still + value), rank]: makes keys and values of a latent
+    out: Linear  # [d, heads * value]: output projection
     # True: the checkpoint rotates neighbours together; prepare() moves even numbers first
     pairs: bool
     query_scale: Tensor | None  # [positions]: factor of a query at each position

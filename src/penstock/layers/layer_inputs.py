@@ -25,10 +25,10 @@ class LayerInputs:
     """The table, and the linear map with its norm. Shapes: T tokens, d hidden size, width numbers
     per layer and token."""
 
-    table: Embedding  # [vocabulary, layers * width], rows scaled
-    product: Linear  # [layers * width, d]
-    scale: float  # factor of the product
-    norm: Norm  # [width]
+    table: Embedding  # [vocabulary, layers * width]: each token's inputs of all layers, scaled
+    product: Linear  # [layers * width, d]: makes inputs of all layers from an embedding
+    scale: float  # factor of the product's result
+    norm: Norm  # [width]: norm of the scaled result, layer by layer
 
     def __call__(self, ops: Ops, ids: Tensor, embedded: Tensor) -> Tensor:
         """Returns each layer's input, [T, layers, width]. ids: token ids [T]. embedded: the tokens'

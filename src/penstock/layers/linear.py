@@ -1,8 +1,8 @@
 """Linear: a matrix product with an optional bias. The caller chooses the scheme (quantization) and
 which checkpoint tensors are fused into the matrix.
 
-With several ranks a matrix is cut by rows (each rank computes some outputs) or by columns (each
-rank reads some inputs, and the ranks add their results)."""
+With several ranks a matrix is split over them by rows (each rank computes some outputs) or by
+columns (each rank reads some inputs, and the ranks add their results)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.quant.scheme import PLAIN, Product, Scheme
 class Linear:
     """A product: x [T, in] -> [T, out].
 
-    summed: for a matrix cut by columns, the layout whose ranks add their results."""
+    summed: for a matrix split over ranks by columns, the layout whose ranks add their results."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Linear:
         summed: Layout | None = None,
     ) -> None:
         self.loaded, self.bias, self.scheme, self._summed = loaded, bias, scheme, summed
-        self.product: Product | None = None  # set by prepare()
+        self.product: Product | None = None  # the matrix multiplication, chosen by prepare()
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         product = self.product

@@ -32,7 +32,7 @@ from penstock.quant.choose import SchemeOf, all_plain
 from penstock.quant.gathered import Gathered
 from penstock.quant.scheme import Scheme
 
-SHOWN = 4  # names listed in an error
+SHOWN = 4  # most names listed in an error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Maker:
         )
 
     def bare_norm(self, size: int, eps: float) -> Norm:
-        """Makes a norm without a weight."""
+        """Makes a norm that has no weight in the checkpoint: its weight is 1."""
         ones = Weight([Part("", (size,))], torch.float32, self.device)
         ones.value.fill_(1.0)
         return Norm(ones, eps, made=True)
@@ -360,8 +360,8 @@ class Maker:
     def fused_linear(
         self, parts: list[Part], bias: bool = False, summed: Layout | None = None
     ) -> Linear:
-        """Makes the product with several checkpoint tensors, one below the other. parts: already
-        cut for this rank. summed: see Linear."""
+        """Makes the product with several checkpoint tensors, one below the other. parts: this
+        rank's shares of them. summed: see Linear."""
         scheme = self.scheme_for(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None

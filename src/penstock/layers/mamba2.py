@@ -28,8 +28,8 @@ class GatedGroupNorm:
     """Computes the RMS norm of x * silu(gate) in groups of neighbouring numbers, times weight.
     weight None: no norm. spans: number of neighbouring ranks that share a group."""
 
-    weight: Weight | None  # [size]
-    groups: int  # groups on this rank
+    weight: Weight | None  # [size]: weight of the norm
+    groups: int  # number of groups on this rank
     eps: float
     layout: Layout
     spans: int
@@ -48,23 +48,25 @@ class GatedGroupNorm:
 
 @dataclass(slots=True)
 class Mamba2:
-    """Computes out(norm(recurrence(conv(x, B, C), dt), z)); one product gives z, x, B, C and dt."""
+    """Computes out(norm(recurrence(conv(x, B, C), dt), z)). One product gives z, x, B, C and dt.
+    Shapes: d is the hidden size, taps the number of tokens that the convolution sees; heads, size,
+    channels and columns are those of Mamba2Heads."""
 
     name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
     heads: Mamba2Heads
     into: Linear  # [columns, d]: z, x, B, C, dt
-    taps: Weight  # [channels, 1, taps]
-    taps_bias: Weight | None  # [channels]
+    taps: Weight  # [channels, 1, taps]: weights of the convolution
+    taps_bias: Weight | None  # [channels]: bias of the convolution
     decay: Weight  # [heads] float32: the checkpoint's A_log
-    step_bias: Weight  # [heads] float32
+    step_bias: Weight  # [heads] float32: the checkpoint's dt_bias
     skip: Weight  # [heads] float32: the checkpoint's D
     norm: GatedGroupNorm
-    out: Linear  # [d, size]
-    column_scales: Tensor | None  # [columns]: factors of the first product's outputs
+    out: Linear  # [d, size]: output projection
+    column_scales: Tensor | None  # [columns]: factors of the outputs of `into`
     small: Mamba2Weights | None = field(default=None, init=False)
 
-    kind: None = None  # no attention
+    kind: None = None  # None: the layer is not attention
     cos_sin: None = None
     source: None = None
 

@@ -31,7 +31,7 @@ class FeedForward(Protocol):
     def weights(self) -> Iterator[Weight]: ...
 
     def matrices(self) -> Iterator[Linear]:
-        """Yields the products that every token goes through."""
+        """Yields the matrices that every token is multiplied by."""
 
     def prepare(self, ops: Ops) -> None: ...
 
@@ -42,13 +42,14 @@ class FeedForward(Protocol):
 
 @dataclass(slots=True)
 class Relu2Mlp:
-    """Computes down(max(up(x), 0) squared), without a gate (arXiv:2109.08668; Nemotron-H)."""
+    """Computes down(max(up(x), 0) squared), without a gate (arXiv:2109.08668; Nemotron-H). Shapes:
+    d hidden size, intermediate inner size."""
 
     up: Linear  # [intermediate, d]
     down: Linear  # [d, intermediate]
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """Returns [T, d] for x [T, d]."""
+        """Returns the MLP's output [T, d] for T tokens x [T, d]."""
         made = self.up(ops, x)
         return self.down(ops, ops.relu2(made, self.down.form(made.shape[0])))
 
@@ -69,19 +70,20 @@ class Relu2Mlp:
 
     @property
     def experts(self) -> None:
-        """None: no experts."""
+        """None: the MLP has no experts."""
 
 
 @dataclass(slots=True)
 class Mlp:
-    """Computes down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
+    """Computes down(act(gate(x)) * up(x)) (arXiv:2002.05202). Shapes: d hidden size, intermediate
+    inner size."""
 
     gate_up: Linear  # [2 * intermediate, d]: gate's rows, then up's
     down: Linear  # [d, intermediate]
     activation: Activation = "silu"
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """Returns [T, d] for x [T, d]."""
+        """Returns the MLP's output [T, d] for T tokens x [T, d]."""
         middle: Rows | None = self.gate_up.gated(x, self.activation)
         if middle is None:
             gate_up = self.gate_up(ops, x)
@@ -106,4 +108,4 @@ class Mlp:
 
     @property
     def experts(self) -> None:
-        """None: no experts."""
+        """None: the MLP has no experts."""

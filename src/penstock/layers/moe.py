@@ -25,7 +25,7 @@ from penstock.quant.scheme import ForExperts
 
 
 class ExpertWeights(Protocol):
-    """One matrix [out, in] of every expert."""
+    """The matrices [out, in] of all experts, one each."""
 
     loaded: dict[str, Weight]
 
@@ -63,7 +63,7 @@ class SharedExpert:
     mlp: Mlp | Relu2Mlp  # gives this rank's part of a sum, if there are several ranks
     # [1, d]: its product with x, through a sigmoid, multiplies the output
     gate: Weight | None = None
-    scale: float = 1.0  # factor of the output
+    scale: float = 1.0  # factor of the shared expert's output
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
         """Adds the output for x [T, d] to out [T, d]; returns out."""
@@ -82,21 +82,25 @@ class SharedExpert:
 
 @dataclass(slots=True)
 class Moe:
-    """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
+    """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088). d: hidden size,
+    intermediate: inner size of an expert."""
 
-    router: Linear  # [experts, d]
+    router: Linear  # [experts, d]: scores the experts for each token
     # [2 * intermediate, d]: gate, then up, of each expert; without a gate [intermediate, d]
     gate_up: ExpertWeights
-    down: ExpertWeights  # [d, intermediate]
+    down: ExpertWeights  # [d, intermediate] of each expert
     routing: Routing
     # the ranks, if each holds a share of every expert and they add their results; None: one rank
     summed: Layout | None = None
-    clamp: tuple[float, float] | None = None  # see kernels.expert_matrix.Experts
-    correction: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
+    # bounds of the activation, see kernels.expert_matrix.Experts
+    clamp: tuple[float, float] | None = None
+    # [experts] float32: added to scores for the choice (kernels.expert_matrix.Experts)
+    correction: Weight | None = None
     shared: SharedExpert | None = None
     score_cap: float | None = None  # scores become cap * tanh(scores / cap) before routing
     gate: Gate = "silu"
-    answer_scale: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
+    # [experts] float32: factor of each expert's weight (kernels.expert_matrix.Experts)
+    answer_scale: Weight | None = None
     latent: tuple[Linear, Linear] | None = (
         # products before and after the experts, if their input is narrower than d (Nemotron 3
         # Super)
@@ -104,10 +108,10 @@ class Moe:
     )
     prepared: Any = field(default=None, init=False)
 
-    reader: None = None  # None: both router and experts read x
+    reader: None = None  # None: router and experts read x, so no single product does
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """Returns [T, d] for x [T, d]."""
+        """Returns the output [T, d] for T tokens x [T, d]."""
         x = wide(x)
         return self.answer(ops, x, self.router(ops, x))
 

@@ -73,7 +73,7 @@ class WholeNorms:
     """Norms of q over all query heads and of k over all KV heads of a fused product (OLMo 2,
     arXiv:2501.00656). clip: bound of the magnitudes of q, k and v after the product (OLMoE)."""
 
-    q: Norm  # weights of this rank's heads
+    q: Norm  # the weight is of this rank's query heads
     k: Norm
     clip: float | None
     layout: Layout

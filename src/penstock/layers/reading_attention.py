@@ -29,9 +29,9 @@ class ReadingAttention:
 
     name: str  # prefix of its tensors' names in a checkpoint, before `.q_proj`
     source: Attention
-    query: Linear  # [heads * width, d]
-    out: Linear  # [d, heads * width]
-    q_norm: Norm  # [width]
+    query: Linear  # [heads * width, d]: query projection
+    out: Linear  # [d, heads * width]: output projection
+    q_norm: Norm  # [width]: norm of each query head
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """Returns [S, d] for the S tokens of the step whose output is needed. x: [T, d], T tokens.

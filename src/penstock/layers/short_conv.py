@@ -22,16 +22,17 @@ WINDOW = "window"
 @dataclass(slots=True)
 class ShortConv:
     """Computes out(gate * conv(gate' * value)). One product gives both gates and the value. The
-    convolution is causal and goes over each channel separately."""
+    convolution is causal and goes over each channel separately. Shapes: d hidden size; taps: tokens
+    that the convolution sees."""
 
     name: str  # prefix of its tensors' names in a checkpoint, before `.in_proj`
     form: StateForm
     into: Linear  # [3 * channels, d]: gate', gate, value
-    taps: Weight  # [channels, 1, taps]
-    bias: Weight | None  # [channels]
-    out: Linear  # [d, channels]
+    taps: Weight  # [channels, 1, taps]: weights of the convolution
+    bias: Weight | None  # [channels]: bias of the convolution
+    out: Linear  # [d, channels]: output projection
 
-    kind: None = None  # no attention
+    kind: None = None  # None: the layer is not attention
     cos_sin: None = None
     source: None = None
 

@@ -213,7 +213,7 @@ class LLM(BetweenCalls, LabelScorer):
         may take minutes. For callers that end an engine that hangs."""
         self.engine.runner.watch(goes_on)
 
-    # --- other methods ----------------------------------------------------------------------------
+    # --- the tokenizer, counters, and closing -----------------------------------------------------
 
     def get_tokenizer(self) -> HfTokenizer:
         """The model's tokenizer (docs/text.md), also with transformers' methods: callable,

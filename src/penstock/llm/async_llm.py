@@ -116,7 +116,7 @@ class AsyncLLM:
                     built.add(delta, stream.asked)
                 if built.finished or not once:
                     yield built.output(kind)
-            if not built.finished:  # ended by `abort`
+            if not built.finished:  # the request was ended by `abort`
                 built.abort()
                 yield built.output(kind)
         finally:

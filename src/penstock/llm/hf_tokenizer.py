@@ -95,7 +95,7 @@ class HfTokenizer(Tokenizer):
     def batch_decode(
         self, sequences: Sequence[Ids], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Returns the texts of several sequences."""
+        """Returns the texts of several sequences of token ids."""
         return self.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Words) -> Any:

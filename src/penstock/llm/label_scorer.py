@@ -58,7 +58,7 @@ class ScoringRequestOutput:
 
 
 class LabelScorer:
-    """Base class of LLM with its scoring method."""
+    """Base class of LLM, with its method that scores labels."""
 
     _tokenizer: Tokenizer | None
 

@@ -124,7 +124,7 @@ class RequestBuilder:
         )
 
     def abort(self) -> None:
-        """Ends all samples that are still running."""
+        """Marks the samples that are still running as aborted."""
         for index in range(self._count):
             sample = self._made.setdefault(index, SampleBuilder(index))
             if not sample.finished:

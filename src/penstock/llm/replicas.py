@@ -132,7 +132,7 @@ class _Job:
             self.news.put(_News(number, [], over=True, error=error))
 
     async def cancel(self) -> None:
-        """Cancels the running requests."""
+        """Cancels the running requests on all replicas."""
         for task in list(self._reading):
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)

@@ -23,7 +23,7 @@ build = partial(
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_afmoe.AfmoeForCausalLM")
     keys.past(
         n_group=1,

@@ -1,4 +1,4 @@
-"""build_model: makes a Decoder from a model's config."""
+"""build_model: makes a model (Decoder) from its config."""
 
 from __future__ import annotations
 

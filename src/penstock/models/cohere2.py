@@ -27,7 +27,7 @@ _NOTHING = ("use_embedding_sharing", "use_parallel_embedding")
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_cohere(keys, named, "layer_norm_eps")
     every, window = keys.count("sliding_window_pattern", 4), given_window(keys, 4096)
     windows = read_windows(

@@ -24,7 +24,7 @@ build = build_moe
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     layer_norms = keys.rest.get("rms_norm_eps") is None
     if not layer_norms:
         keys.take("layer_norm_eps", None)  # eps of layer norms; this model has RMS norms

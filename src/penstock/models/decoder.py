@@ -64,14 +64,14 @@ class Decoder:
         )
         # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
-        # each block's parts with state
+        # layers of each block that keep state (KV cache or recurrent state)
         self.keepers = [tuple(block.keeps()) for block in self.blocks]
         self.kinds = _kinds(self.keepers)
         self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])
-        self.handed: dict[int, Tensor] = {}  # layer -> its buffer, see `hand_out`
+        self.handed: dict[int, Tensor] = {}  # layer -> buffer for its output, see `hand_out`
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        # bytes on the model's device
+        # bytes of the weights in the device's memory
         self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)
         self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
@@ -161,7 +161,7 @@ class Decoder:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Parts of the model that hold weights."""
+        """Returns the parts of the model that hold weights."""
         return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head
 
     def take_parts_of(self, other: Decoder) -> None:

@@ -20,7 +20,7 @@ build = partial(build_mla, correction=None)
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_deepseek.DeepseekV2ForCausalLM")
     keys.past(scoring_func="softmax", norm_topk_prob=False)
     fields = read_mla(keys, named, SIZES, 1536)

@@ -17,7 +17,7 @@ build = build_mla
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_deepseek.DeepseekV3ForCausalLM")
     keys.past(topk_method="noaux_tc", scoring_func="sigmoid")
     fields = read_mla(keys, named, SIZES, 1536)

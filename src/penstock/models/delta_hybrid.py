@@ -30,9 +30,9 @@ KINDS = ("linear_attention", "full_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig(DenseConfig):
-    """Config of such a hybrid. attends: for each layer, True if it has attention. delta: heads of
-    the gated delta rule layers. taps: tokens that the convolution sees. state_dtype: dtype of the
-    recurrent matrices."""
+    """Config of a model that mixes layers of gated delta rule and of attention. attends: for each
+    layer, True if it has attention. delta: heads of the gated delta rule layers. taps: tokens that
+    the convolution sees. state_dtype: dtype of the recurrent matrices."""
 
     attends: tuple[bool, ...]
     delta: DeltaHeads
@@ -42,11 +42,11 @@ class DeltaConfig(DenseConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaMoeConfig(ExpertFields, DeltaConfig):
-    """A hybrid with experts."""
+    """Config of a Qwen3-Next or Qwen3.5 model with experts."""
 
 
 def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
-    """Reads the fields of DeltaConfig."""
+    """Returns the fields of DeltaConfig, read from config.json."""
     rope_of = partial(read_rope, part=0.25)
     fields = read_dense(keys, named, head_dim=256, rope_of=rope_of)
     layers = fields["num_layers"]

@@ -15,7 +15,7 @@ build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     window, first = given_window(keys, 4096), keys.count("max_window_layers", 62, low=0)

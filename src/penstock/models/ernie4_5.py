@@ -15,7 +15,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields, bias = read_ernie(keys, named, head_dim=given_width(keys, 128)), keys.flag("use_bias")
     windows = (None,) * fields["num_layers"]
     return DenseConfig(**fields, windows=windows, qkv_bias=bias, o_bias=bias, mlp_bias=bias)

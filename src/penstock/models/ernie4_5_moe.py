@@ -18,7 +18,7 @@ build = partial(build_moe, correction="moe_statics.e_score_correction_bias", alo
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_ernie4_5_moe.Ernie4_5_MoeForCausalLM")
     keys.past(moe_gate="topk", moe_use_aux_free=True, use_bias=False, use_rmsnorm=True)
     for name in ("moe_capacity", "num_nextn_predict_layers"):  # keys for training and for drafting

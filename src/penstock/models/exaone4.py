@@ -15,7 +15,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     return DenseConfig(**read_exaone(keys, named), norms_behind=True)
 
 

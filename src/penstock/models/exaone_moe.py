@@ -22,7 +22,7 @@ build = partial(build_moe, correction="e_score_correction_bias")
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_exaone(keys, named)
     keys.take("num_nextn_predict_layers", None)  # used for drafting only
     experts, each = read_experts(keys, 64, 8)

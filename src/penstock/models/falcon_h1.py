@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "FalconH1ForCausalLM"
 RENAMES = (("model.final_layernorm", "model.norm"),)
-INNER = 1024  # default inner size of Mamba2
+INNER = 1024  # default inner size of a Mamba2 layer
 COLUMNS = 5  # outputs of Mamba2's first product: z, x, B, C and dt
 # Keys that don't change results: they are about initialisation, execution in transformers, or
 # unused.
@@ -39,7 +39,7 @@ class FalconConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     for name in _UNREAD:
         keys.take(name, None)
     keys.past(mamba_use_mlp=True, mamba_step=1)

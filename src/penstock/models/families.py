@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Family(Protocol):
-    """The contents of a model type's file."""
+    """The names that the Python file of a model type defines."""
 
     ARCHITECTURE: str
 

@@ -17,7 +17,7 @@ SCORE_CAP, LOGITS_CAP, PATTERN, CONTEXT = 50.0, 30.0, 2, 8192
 
 
 def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     # published configs repeat hidden_activation, which is read, as hidden_act
     keys.take("hidden_act", None)
     caps = {

@@ -47,7 +47,7 @@ class GemmaConfig(ModelConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     spelt = ("sliding_window_pattern", "_sliding_window_pattern")
     pattern = keys.same(**{name: keys.count(name, None) for name in spelt}) or PATTERN
     caps = {
@@ -110,7 +110,7 @@ def read_gemma(
 
 
 def build(config: GemmaConfig, make: Maker) -> Decoder:
-    """Makes the decoder."""
+    """Makes the model from its config."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm

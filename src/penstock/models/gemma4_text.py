@@ -92,7 +92,7 @@ class Gemma4Config(ModelConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     common = read_common(keys, tied=True)
     layers, hidden = common["num_layers"], common["hidden_size"]
     types = listed_types(keys, layers, KINDS) or [
@@ -214,7 +214,7 @@ def _of_layers(
 
 
 def build(config: Gemma4Config, make: Maker) -> Decoder:
-    """Makes the decoder."""
+    """Makes the model from its config."""
     import torch
 
     from penstock.layers.attention import Attention

@@ -11,12 +11,12 @@ from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4ForCausalLM"
-PART = 0.5  # share of a head's numbers that rotate
+PART = 0.5  # share of a head's numbers that rotary positions rotate
 build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     rope_of = partial(read_rope, part=PART, neighbours=True)
     fields = read_dense(
         keys, named, head_dim=given_width(keys, 128), eps=1.5625e-7, rope_of=rope_of

@@ -19,12 +19,12 @@ from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
-PART = 0.5  # share of a head's numbers that rotate
+PART = 0.5  # share of a head's numbers that rotary positions rotate
 build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, eps=1e-5, rope_of=partial(read_rope, part=PART))
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 128, 8, names=("num_local_experts", "n_routed_experts"))

@@ -16,7 +16,7 @@ build = build_mla
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     keys.past(topk_method="noaux_tc", scoring_func="sigmoid")
     fields = read_mla(keys, named, SIZES, 768, eps=1e-5)
     layers = fields["num_layers"]

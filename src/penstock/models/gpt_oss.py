@@ -25,7 +25,8 @@ THETA, GROUP = 150_000.0, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssConfig(DenseConfig):
-    """Config of gpt-oss. clamp: see kernels.expert_matrix.Experts."""
+    """Config of gpt-oss. clamp: bounds of the experts' activation
+    (kernels.expert_matrix.Experts)."""
 
     experts: int
     routing: Routing
@@ -33,7 +34,7 @@ class GptOssConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     keys.take("initial_context_length", None)  # the same number as yarn's original context
     each = keys.same(
         **{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")}
@@ -61,7 +62,7 @@ def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
 
 
 def build(config: GptOssConfig, make: Maker) -> Decoder:
-    """Makes the decoder."""
+    """Makes the model from its config."""
     from penstock.layers.moe_maker import make_whole_moe
 
     c, stored = config, config.quantization

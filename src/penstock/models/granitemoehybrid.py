@@ -48,7 +48,7 @@ class GraniteHybridConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     keys.past(normalization_function="rmsnorm")
     keys.take("init_method", None)  # used for initialisation only
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)

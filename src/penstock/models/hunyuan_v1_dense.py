@@ -49,13 +49,13 @@ _NOTHING = (
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_hunyuan(keys, named)
     return DenseConfig(**fields)
 
 
 def read_hunyuan(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
-    """Reads the fields of DenseConfig."""
+    """Returns the fields of DenseConfig, read from config.json."""
     for name in _NOTHING:
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=_rope)

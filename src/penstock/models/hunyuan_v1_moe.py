@@ -18,7 +18,7 @@ _OF_LAYERS = ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_hunyuan(keys, named)
     layers, size = fields["num_layers"], fields["intermediate_size"]
     for name in _OF_LAYERS:

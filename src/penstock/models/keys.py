@@ -19,11 +19,11 @@ from penstock.errors import CheckpointError
 LARGEST = 256 << 20
 # the most levels of nesting; a config has three or four, and beyond 1,000 repr() and == fail
 DEEPEST = 32
-LONGEST_FAULT = 400  # characters of an error about a key
+LONGEST_FAULT = 400  # most characters of an error message about a key
 LONGEST_SHOWN = 60  # characters of an unknown key, and of its value, in an error
 MOST_SHOWN = 24  # unknown keys listed in an error, which counts the rest
 MOST = 2**31 - 1  # the largest whole number allowed
-REQUIRED = object()  # given as a default: the key is required
+REQUIRED = object()  # used as a default: the key must be there
 ANYTHING = object()  # given as a key's value: any value is harmless
 
 
@@ -75,7 +75,7 @@ class Keys:
         return inner
 
     def fail(self, text: str) -> CheckpointError:
-        # a value may be megabytes
+        # shorten the message, since a value may be megabytes
         text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."
         return CheckpointError(f"{self.where}: {text}")
 

@@ -33,7 +33,7 @@ build = partial(build_moe, correction="experts.e_score_correction_bias", shared=
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     local = RopeConfig()
     if keys.rest.get("rope_parameters") is None:
         keys.rest["rope_parameters"] = ROPES
@@ -63,7 +63,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     )
     experts, each = read_experts(keys, 256, 8)
     expert_layers = read_listed(keys, layers, first=1)
-    # these keys say again which layers have experts
+    # these keys repeat which layers have experts
     keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))
     return MoeConfig(
         **fields,

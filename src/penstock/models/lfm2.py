@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "Lfm2ForCausalLM"
 THETA = 1_000_000.0
 MOST_TAPS = 16
-NAMES = ("w1", "w3", "w2")  # an MLP's gate, up and down
+NAMES = ("w1", "w3", "w2")  # names of an MLP's gate, up and down matrices
 KINDS = ("conv", "full_attention")
 # Keys about initialisation, which don't change results.
 _DRAWN = (
@@ -44,7 +44,7 @@ class ConvConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> ConvConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     given, numbers = keys.rest, keys.take("full_attn_idxs", None)
     if given.get("block_ff_dim") is not None:
         given["intermediate_size"] = given.pop("block_ff_dim")

@@ -34,7 +34,7 @@ class ConvMoeConfig(lfm2.ConvConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = lfm2.read_conv(keys, named)
     if not fields["attends"]:
         raise keys.fail("key 'layer_types' is missing: take the model's complete config.json")

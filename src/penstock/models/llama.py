@@ -13,7 +13,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True)
     bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
     windows = (None,) * fields["num_layers"]

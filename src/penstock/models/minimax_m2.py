@@ -35,7 +35,7 @@ build = partial(
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_minimax_m2.MiniMaxM2ForCausalLM")
     for name in _NOTHING:
         keys.take(name, None)

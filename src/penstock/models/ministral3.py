@@ -15,7 +15,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     need_rope(keys)
     growth = take_growth(keys)
     fields = read_dense(keys, named, head_dim=128, eps=1e-5)
@@ -25,7 +25,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def take_growth(keys: Keys) -> float:
-    """Reads DenseConfig.query_growth from the rope's keys."""
+    """Returns DenseConfig.query_growth, read from the key rope_parameters."""
     given = keys.rest.get("rope_parameters")
     if not isinstance(given, dict):
         return 0.0

@@ -12,6 +12,6 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named)
     return DenseConfig(**fields, windows=(given_window(keys, 4096),) * fields["num_layers"])

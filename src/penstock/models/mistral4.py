@@ -21,7 +21,7 @@ SIZES = LatentSizes(rank=256, turning=64, still=64, value=128)
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     need_rope(keys)
     growth = take_growth(keys)
     fields = read_mla(keys, named, SIZES, 1024, whole_heads=True)

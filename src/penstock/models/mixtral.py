@@ -17,7 +17,7 @@ build = partial(build_moe, part="block_sparse_moe", names=("w1", "w3", "w2"))
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     rope_of = partial(read_rope, theta=THETA)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=rope_of)
     experts, each = read_experts(keys, 8, 2)

@@ -25,7 +25,7 @@ MOST_OF = {
     "max_position_embeddings": MOST,
 }
 ConfigDtype = Literal["bfloat16", "float16", "float32"]
-Windows = tuple[int | None, ...]  # one entry per layer; None: no window
+Windows = tuple[int | None, ...]  # sliding window of each layer, in tokens; None: full attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class ModelConfig:
     context: int  # the most tokens of a sequence, prompt and output together
     tie_word_embeddings: bool
     windows: Windows
-    dtype: ConfigDtype | None = None  # dtype that the config names
+    dtype: ConfigDtype | None = None  # dtype named in the config
     bos_id: int | None = None
     quantization: StoredQuantization | None = (
         None  # quantization of the checkpoint's matrices; None: unquantized
@@ -64,7 +64,7 @@ def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
-    """Reads a size, at most MOST_OF[name]."""
+    """Returns a size read from the config, at most MOST_OF[name]."""
     return keys.count(name, default, high=MOST_OF[name])
 
 

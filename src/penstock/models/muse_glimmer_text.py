@@ -31,7 +31,7 @@ class MuseConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MuseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     keys.past(hidden_activation="silu")
     fields = read_dense(keys, named, head_dim=128, eps=1e-5)
     layers, rope, bias = fields["num_layers"], fields["rope"], keys.flag("attention_bias")
@@ -60,7 +60,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MuseConfig:
 
 
 def build(config: MuseConfig, make: Maker) -> Decoder:
-    """Makes the decoder."""
+    """Makes the model from its config."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder

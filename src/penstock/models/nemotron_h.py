@@ -74,7 +74,7 @@ class NemotronConfig(DenseConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> NemotronConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     past_own_code(keys, "modeling_nemotron_h.NemotronHForCausalLM")
     for name in _UNREAD:
         keys.take(name, None)

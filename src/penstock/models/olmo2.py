@@ -13,7 +13,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5)
     bias = keys.flag("attention_bias")
     windows = (None,) * fields["num_layers"]

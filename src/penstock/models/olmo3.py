@@ -17,7 +17,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     local = RopeConfig(theta=THETA)
 
     def rope_of(keys: Keys, positions: int, width: int) -> RopeConfig:

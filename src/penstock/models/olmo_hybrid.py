@@ -46,7 +46,7 @@ class OlmoHybridConfig(DeltaConfig):
 
 
 def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     for name in _DRAWN:
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)

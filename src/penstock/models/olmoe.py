@@ -15,7 +15,7 @@ build = build_moe
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5)
     experts, each = read_experts(keys, 64, 8)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")

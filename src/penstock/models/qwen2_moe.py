@@ -16,7 +16,7 @@ build = partial(build_moe, shared="shared_expert", shared_gate="shared_expert_ga
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True)
     experts, each = read_experts(keys, 60, 4, low=0)
     layers, last = fields["num_layers"], keys.count("max_window_layers", 28, low=0)

@@ -13,7 +13,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, head_dim=128)
     bias, windows = keys.flag("attention_bias"), qwen_windows(keys, fields["num_layers"])
     return DenseConfig(**fields, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)

@@ -18,10 +18,10 @@ build = build_with_experts
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     experts = read_hybrid_experts(keys, 256, 8, renormalise=True)
     keys.past(mlp_only_layers=[], decoder_sparse_step=1, norm_topk_prob=True)
-    # a placeholder: no layer has an MLP
+    # any value does, since no layer has an MLP
     keys.rest.setdefault("intermediate_size", experts["expert_size"])
     fields = read_hybrid(keys, named)
     return DeltaMoeConfig(**fields, **experts, expert_layers=frozenset(range(fields["num_layers"])))

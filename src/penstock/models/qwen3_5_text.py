@@ -16,7 +16,7 @@ ARCHITECTURE = "Qwen3_5ForCausalLM"
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DeltaConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     keys.past(mlp_only_layers=[])
     return DeltaConfig(**read_hybrid(keys, named))
 

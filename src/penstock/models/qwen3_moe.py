@@ -14,7 +14,7 @@ build = build_moe
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(keys, named, head_dim=128)
     experts, each = read_experts(keys, 128, 8, low=0)
     layers = fields["num_layers"]

@@ -22,7 +22,7 @@ ARCHITECTURE = "Qwen3NextForCausalLM"
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields, renormalise = read_hybrid(keys, named), keys.flag("norm_topk_prob", True)
     experts = read_hybrid_experts(keys, 512, 10, renormalise=renormalise)
     return DeltaMoeConfig(

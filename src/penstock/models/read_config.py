@@ -24,13 +24,13 @@ MODELOPT = "hf_quant_config.json"
 
 # Keys that don't change the results of a forward pass: key -> its harmless value, or ANYTHING.
 NOTHING: dict[str, Any] = {
-    # origin of the file
+    # about the origin of the file
     "_name_or_path": ANYTHING,
     "_model_name_or_path": ANYTHING,  # written by transformers for models from GGUF files
     "transformers_version": ANYTHING,
     "unsloth_version": ANYTHING,
     "unsloth_fixed": ANYTHING,
-    # training
+    # about training
     "initializer_range": ANYTHING,
     "attention_dropout": ANYTHING,
     "resid_pdrop": ANYTHING,
@@ -60,7 +60,7 @@ NOTHING: dict[str, Any] = {
     "attn_implementation": ANYTHING,
     "tf_legacy_loss": ANYTHING,
     "use_bfloat16": ANYTHING,
-    # tokenizer settings and classifier labels
+    # about tokenizers and classifier labels
     "tokenizer_class": ANYTHING,
     "pad_token_id": ANYTHING,
     "unk_token_id": ANYTHING,
@@ -117,7 +117,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     raw, beside = read_json(path), folder / MODELOPT
     if beside.is_file() and not _tells_quantization(raw):
         told = read_json(beside) | {"quant_method": "modelopt"}
-        read_quantization(told, str(beside))  # reports errors under this file's name
+        read_quantization(told, str(beside))  # called for its errors, which name this file
         raw = raw | {"quantization_config": told}
     return model_config_of(raw, str(path))
 

@@ -12,7 +12,7 @@ build = build_dense
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
-    """Reads config.json."""
+    """Returns the model's config, read from the keys of config.json."""
     fields = read_dense(
         keys, named, head_dim=given_width(keys, 128), kv_heads_default_to_heads=True
     )

@@ -54,7 +54,7 @@ class ModelSizes:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct window sizes in use."""
+        """Returns the window sizes of the layers in tokens, each once, ascending."""
         return tuple(sorted({each.window for each in self.attending if each.window is not None}))
 
     @classmethod

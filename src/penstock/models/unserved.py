@@ -1,6 +1,6 @@
-"""Model types that are not served: reasons and alternatives. Knows names alone: those of all model
-types in transformers (`tests/models/test_unserved.py` compares them with the installed version),
-and of some models published with their own code."""
+"""Model types that Penstock does not serve: why not, and which served model types are close. Knows
+names of model types alone: all of transformers (`tests/models/test_unserved.py` compares them with
+the installed version), and some of models published with their own code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from penstock.errors import CapacityError, UsageError
 # bytes of Ray's object store: Penstock's objects are small, and Ray's default is a third of the
 # machine's memory
 OBJECT_STORE = 128 << 20
-KNOCK = 10.0  # seconds to wait for a connection
+KNOCK = 10.0  # seconds to wait for a connection to the cluster's address
 # Ray reads environment variables once, at its import. Without this one every worker under `uv run`
 # would install its Python environment again.
 ENVIRONMENT = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}

@@ -23,8 +23,8 @@ SLACK = 15.0
 # requests that Serve lets into a replica; Penstock's server has its own limits of tokens and
 # samples
 REQUESTS = 1_000_000
-PUSH = 1.0  # seconds between two readings of a replica's seconds of work
-LOOK_BACK = 5.0  # seconds over which these readings are averaged
+PUSH = 1.0  # seconds between two readings of how long a replica's queued work will take
+LOOK_BACK = 5.0  # seconds over which those readings are averaged
 _TEXTS = (
     "name",
     "served_model_name",
@@ -43,9 +43,9 @@ class RayDeployment:
     replica doesn't support.
 
     knobs: engine options of each replica, by their Python names. cpus: cores that Ray reserves for
-    a replica. target_seconds: seconds of work that a replica may have before another one is
-    started. host: address that Serve listens on. None: it is configured elsewhere and may be
-    public, so an API key or `allow_no_key` is required.
+    a replica. target_seconds: seconds that a replica may need for its queued requests before
+    another one is started. host: address that Serve listens on. None: it is configured elsewhere
+    and may be public, so an API key or `allow_no_key` is required.
     """
 
     name: str = "penstock"
@@ -61,7 +61,7 @@ class RayDeployment:
     allow_no_key: bool = False
     allowed_hosts: tuple[str, ...] = ()
     state_dir: str | None = None
-    # the same as the options of `penstock serve`
+    # these three have the same meaning as `penstock serve`'s options
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -148,11 +148,11 @@ class RayDeployment:
                 param="max_replicas",
             )
 
-    # --- derived values
+    # --- values derived from the fields
 
     @property
     def config(self) -> Config:
-        """Config of one replica's engine."""
+        """Returns the config of one replica's engine."""
         return Config.of(**self.knobs)
 
     @property
@@ -166,7 +166,7 @@ class RayDeployment:
 
     @property
     def most(self) -> int:
-        """Largest number of replicas."""
+        """Returns the largest number of replicas."""
         return max(1, self.min_replicas) if self.max_replicas is None else self.max_replicas
 
     def gpus(self, there: int) -> int:

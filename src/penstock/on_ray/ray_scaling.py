@@ -1,6 +1,6 @@
-"""Decides how many Ray Serve replicas are needed. Adds up each replica's seconds of work; Serve
-then applies its delays and bounds. Runs in Serve's controller, and imports nothing of Ray or of an
-engine."""
+"""Decides how many Ray Serve replicas are needed. Adds up the seconds that each replica needs for
+its queued requests; Serve then applies its delays and bounds. Runs in Serve's controller, and
+imports nothing of Ray or of an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# name of the metric: a replica's seconds of work divided by target_seconds
+# name of the metric: seconds that a replica needs for its queued requests, over target_seconds
 SHARE = "penstock_share"
 
 

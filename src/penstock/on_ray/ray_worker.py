@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.jobs.open_llm import OpenStepped, SteppedEngine, identity
 from penstock.llm import Finished, Prompt
 
-TURN = 0.1  # seconds of work in one call of `turn`, which then returns its results
+TURN = 0.1  # seconds for which one call of `turn` runs steps before it returns their results
 
 
 class WorkerHello(msgspec.Struct, tag="hello", frozen=True):

@@ -120,7 +120,7 @@ class RayWorkers:
             self._wait_for_workers()
             self._left = stack.pop_all()
 
-    # --- the interface of an engine
+    # --- methods that an engine has too
 
     @property
     def facts(self) -> WorkerHello:
@@ -171,7 +171,7 @@ class RayWorkers:
                 yield from self._hear(seat, call)
             after_step()
 
-    # --- sending prompts
+    # --- sending prompts to workers
 
     def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
         """Yields the prompt in pieces of PIECE samples. A prompt with stop_when stays whole, since
@@ -224,7 +224,7 @@ class RayWorkers:
             seat.calls.append(seat.actor.turn.remote(msgspec.msgpack.encode(seat.outbox)))
             seat.outbox.clear()
 
-    # --- receiving results
+    # --- receiving results from workers
 
     def _told(self) -> list[tuple[WorkerSeat, Any]]:
         """Returns the workers' finished calls, oldest first for each worker. Waits up to TURN

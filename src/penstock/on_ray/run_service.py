@@ -49,7 +49,7 @@ class ServeFile:
         return self.deployment.host or "127.0.0.1"
 
     def text(self) -> str:
-        """Returns the file as YAML."""
+        """Returns the content of the Serve config file, in YAML."""
         import yaml
 
         application = {
@@ -217,7 +217,8 @@ def check_cluster(cluster: RayCluster, deployment: RayDeployment) -> None:
 
 
 def _check_shared(folder: Path) -> None:
-    """Raises UsageError for a state folder that some machine of the cluster doesn't see."""
+    """Raises UsageError if some machine of the cluster doesn't see the folder of files and
+    batches."""
     mark = folder / f".seen-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,8 +60,8 @@ class Layout:
 
 
 def stretch(length: int, unit: int, shares: int, share: int) -> tuple[int, int]:
-    """Returns (first, length) of one share of a dimension that is cut between units. The last unit
-    may be short; shares differ by one unit at most."""
+    """Returns (first, length) of one share of a dimension that is split over ranks, between units.
+    The last unit may be short; shares differ by one unit at most."""
     units = -(-length // unit)
     first, last = (min(length, (share + ahead) * units // shares * unit) for ahead in (0, 1))
     return first, last - first

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.parallel.layout import stretch
 
-FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names of dtypes
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names of floating-point dtypes
 DUMMY_RANGE = 1e-3
 
 
@@ -24,9 +24,9 @@ class Part:
     """One tensor of a checkpoint, and the share of it that this rank holds.
 
     name, shape: in the checkpoint. cut: the dimension that is divided into `shares`; None: every
-    rank holds the whole tensor. share: index of this rank's share. unit: cuts go between multiples
-    of this many entries; shares may differ by one unit. fused: if this tensor stacks several
-    matrices and is cut, one Part for each matrix, since each is cut on its own."""
+    rank holds the whole tensor. share: index of this rank's share. unit: each share begins
+    at a multiple of it; shares may differ by one unit. fused: if this tensor stacks several
+    matrices and is split, one Part for each matrix, since each is split on its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Part:
     @classmethod
     def of_fused(cls, name: str, parts: Sequence[Part]) -> Part:
         """Returns the Part of one checkpoint tensor [sum of out, in] in which these matrices [out,
-        in] are stacked. Each matrix is cut by rows."""
+        in] are stacked. Each matrix is split over ranks by rows."""
         rows, shares = sum(part.shape[0] for part in parts), max(part.shares for part in parts)
         return cls(
             name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ()
@@ -69,8 +69,8 @@ class Part:
         return tensor.narrow(self.cut, *self.bounds)
 
     def over(self, name: str, shape: tuple[int, ...]) -> Part:
-        """Returns the Part of another tensor, cut the same way as this one. name, shape: of that
-        tensor in the checkpoint."""
+        """Returns the Part of another tensor, split over ranks in the same way as this one. name,
+        shape: of that tensor in the checkpoint."""
         fused = tuple(part.over(name, (part.shape[0], *shape[1:])) for part in self.fused)
         return Part(name, shape, self.cut, self.shares, self.share, self.unit, fused)
 
@@ -108,7 +108,7 @@ class Weight:
         shapes = [part.local_shape for part in self.parts]
         self._rows = [shape[0] if shape else 1 for shape in shapes]
         self._flat_shape = (sum(self._rows), *shapes[0][1:])
-        self.shape = shape or self._flat_shape  # shape that the layer sees
+        self.shape = shape or self._flat_shape  # shape that the layer's code sees
         self.dtype = dtype
         self._value: Tensor | None = torch.empty(self.shape, dtype=dtype, device=device)
 
@@ -161,8 +161,8 @@ class Weight:
             first += rows
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Writes a checkpoint tensor, or this rank's share of it, into `place`: cut, transformed
-        and rounded."""
+        """Writes a checkpoint tensor, or this rank's share of it, into `place`,
+        transformed and rounded."""
         local = tensor if tuple(tensor.shape) == part.local_shape else part.local(tensor)
         place.copy_(
             (local if self.transform is None else self.transform(local.float())).view(place.shape)
@@ -207,8 +207,8 @@ class Arranged(Weight):
     """An array [out, ...] whose checkpoint tensors have another arrangement: transposed, packed or
     in blocks.
 
-    stored_parts: the checkpoint tensors, not cut. parts: the arrays that `arrange` makes of each
-    tensor, cut for this rank. A tensor is first arranged whole and then cut."""
+    stored_parts: the whole checkpoint tensors. parts: this rank's shares of the arrays that
+    `arrange` makes of each tensor. A tensor is first arranged whole and then split over ranks."""
 
     fills_by_share = False
 
@@ -280,4 +280,4 @@ class Expected(Weight):
             raise CheckpointError(f"tensor {part.name!r} {self._wrong}")
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Does nothing: no numbers are kept."""
+        """Does nothing, since this weight keeps no numbers."""

@@ -34,7 +34,7 @@ NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-MEETING = 60.0  # seconds for setting up shared memory
+MEETING = 60.0  # seconds for all ranks to set up the shared memory
 # Timeouts as a number of polls of another rank's flag. A poll takes 155 ns on an H100, so these are
 # 68 s while kernels are compiled and weights are read, and 1.7 s afterwards.
 PATIENT, AT_WORK = 440_000_000, 11_000_000
@@ -202,7 +202,7 @@ def _map(
     symmetric: Any = import_module("torch.distributed._symmetric_memory")
     group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
     held = symmetric.empty(count, dtype=torch.uint8, device=device).fill_(0xFF)
-    torch.cuda.synchronize(device)  # before another rank gets its address
+    torch.cuda.synchronize(device)  # the memory must be filled before another rank gets its address
     return group, held, symmetric._SymmetricMemory.rendezvous(held, name)
 
 

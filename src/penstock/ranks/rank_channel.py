@@ -118,7 +118,7 @@ def decode_order(data: bytearray) -> RankOrder | None:
 
 
 def checksum(tokens: StepTokens) -> int:
-    """Returns a checksum of the tokens."""
+    """Returns a checksum of the tokens that a step drew."""
     return zlib.crc32(np.ascontiguousarray(tokens.tokens).data)
 
 

@@ -142,7 +142,7 @@ class RankRunner(TorchRunner):
         return isinstance(self._executor, StreamExecutor)
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts of all ranks together."""
+        """Returns the sum of all ranks' counts, by name."""
         theirs = [other.counts for other in self.others]
         return {
             name: own + sum(each.get(name, 0) for each in theirs)
@@ -195,7 +195,7 @@ class RankRunner(TorchRunner):
 
 @dataclass(slots=True)
 class RankFlight:
-    """A step on all ranks. Implements schedule.step.Flight."""
+    """A step launched on all ranks. Implements schedule.step.Flight."""
 
     number: int
     own: Flight

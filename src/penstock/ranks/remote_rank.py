@@ -39,7 +39,8 @@ class RemoteRank:
 
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
-        self.error: PenstockError | None = None  # why it ended, once it has
+        # the error with which the rank's process ended; None before
+        self.error: PenstockError | None = None
         self.silent = (
             False  # True once its socket has closed; the reason of its end is known slightly later
         )
@@ -165,7 +166,7 @@ class RemoteRank:
                 self._end(word.error(f"rank {self.rank}: "))
 
     def _end(self, error: PenstockError) -> None:
-        """Records the error; the first one stays."""
+        """Records why the rank ended; only the first error is kept."""
         if self.error is None:
             self.error = error
         self._limits.put(None)

@@ -33,7 +33,7 @@ class GpuFacts:
 
     uuid: str = ""
     name: str = ""
-    used: float = 0.0  # MiB of memory in use
+    used: float = 0.0  # MiB of the GPU's memory in use
     total: float = 0.0
     cores: frozenset[int] = frozenset()
 

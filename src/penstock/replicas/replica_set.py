@@ -76,14 +76,15 @@ class ReplicaSet:
         self._replicas = [Replica(number) for number in range(count)]
         self._tell, self._wants_tokenizer, self._step_timeout = tell, tokenizer, step_timeout
         self._seeds = Seeds(seed, number)
-        self._engines: dict[int, SharedEngine] = {}  # life number -> its engine
+        # number of an engine process (life) -> its engine
+        self._engines: dict[int, SharedEngine] = {}
         self._place: dict[int, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = asyncio.Event()
         self._closing = False
         self._died: AsyncClient | None = None  # client of the last replica that died
 
-    # --- state
+    # --- state of the replicas
 
     async def began(self) -> bool:
         """Waits until one replica is ready; returns True."""
@@ -143,7 +144,7 @@ class ReplicaSet:
         return ReplicaStats.together([replica.stats for replica in self._replicas])
 
     def each(self) -> list[ReplicaState]:
-        """Returns the state of each replica, by number."""
+        """Returns the states of all replicas, in the order of their numbers."""
         return [ReplicaState(r.takes, max(0, r.lives - 1), r.stats.now) for r in self._replicas]
 
     @property
@@ -211,7 +212,8 @@ class ReplicaSet:
         if self.count > 1:
             sampling = self._seeds.give(sampling)
         if group_stop is None and sampling.stop_when is not None:
-            group_stop = GroupStop.of(sampling.stop_when)  # one group stop for all parts
+            # one group stop for all parts of the request
+            group_stop = GroupStop.of(sampling.stop_when)
         how: dict[str, Any] = {
             "stream": stream,
             "background": background,
@@ -304,7 +306,7 @@ class ReplicaSet:
             whole.asked = whole.asked or part.asked
             whole.fail(none)
 
-    # --- engines that come and go
+    # --- engine processes that start and end
 
     def hear(self, word: WordDown) -> None:
         """Processes a message from the supervisor."""

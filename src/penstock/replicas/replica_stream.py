@@ -30,7 +30,7 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
     client: AsyncClient | None = None
     leaving: bool = False
-    lives: int = 0  # number of engine processes so far
+    lives: int = 0  # number of engine processes that the replica has had
     samples: int = 0  # this set's samples on it that have not ended
 
     @property
@@ -90,7 +90,7 @@ class ReplicaStream(Stream):
         super().__init__(nothing, nothing)
         self.prompt_ids, self.sampling, self.how = prompt_ids, sampling, how
         self.parts: set[RequestPart] = set()
-        self.deaths = 0  # number of its replicas that died
+        self.deaths = 0  # number of replicas that died while they ran it
         self._on_over, self._on_lost = on_over, on_lost
 
     def cancel(self) -> None:

@@ -13,7 +13,7 @@ from penstock.children.carried_error import CarriedError
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
-    """Down: an engine is about to start, and will connect to the client (front) at this address."""
+    """Message to a front: an engine will start, and connect to the front at this address."""
 
     replica: int
     life: int
@@ -21,41 +21,43 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Leave(msgspec.Struct, tag="leave", frozen=True):
-    """Down: send this engine process (life) no more requests, and close the connection once none of
-    the client's requests is open there."""
+    """Message to fronts: send this engine process (life) no more requests, and close the connection
+    once none of the front's requests is open there."""
 
     life: int
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """Down: an engine process (life) has ended."""
+    """Message to fronts: an engine process (life) has ended."""
 
     life: int
     code: int
 
 
 class Joined(msgspec.Struct, tag="joined", frozen=True):
-    """Up: the client (front) has connected to this engine process (life) and sends it requests."""
+    """Message from a front: it has connected to this engine process (life) and
+    sends it requests."""
 
     life: int
 
 
 class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
-    """Up: the client (front) could not connect to this engine process (life), and why."""
+    """Message from a front: it could not connect to this engine process (life), and why."""
 
     life: int
     error: CarriedError
 
 
 class Hung(msgspec.Struct, tag="hung", frozen=True):
-    """Up: the engine completes no step though it has work; kill it. why: one line."""
+    """Message from a front: kill this engine, which has work but completes no step. why: one
+    line."""
 
     life: int
     why: str
 
 
 class RestartAll(msgspec.Struct, tag="restart_all", frozen=True):
-    """Up: restart all replicas, one after the other."""
+    """Message from a front: restart all replicas, one after the other."""
 
 
 WordDown = Join | Leave | Ended

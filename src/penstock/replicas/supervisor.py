@@ -106,7 +106,7 @@ class Supervisor:
 
     @property
     def processes(self) -> list[asyncio.subprocess.Process]:
-        """Returns the running processes."""
+        """Returns the running engine processes."""
         return [life.process for life in self._lives.values()]
 
     async def start(self) -> None:
@@ -125,7 +125,7 @@ class Supervisor:
         """Waits until a single engine's process has ended; with several, for ever."""
         done, _ = await asyncio.wait(self._keeping, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # raises an error of our own code
+            task.result()  # raises if the task failed by an error of our own code
 
     @property
     def death(self) -> str | None:
@@ -155,7 +155,7 @@ class Supervisor:
         if life.process.returncode is None:
             life.process.kill()
 
-    # --- one replica
+    # --- keeping one replica running
 
     async def _keep(self, replica: int, first: asyncio.Future[PenstockError | None]) -> None:
         """Runs a replica: starts its process again each time it ends."""
@@ -235,7 +235,7 @@ class Supervisor:
             return None
         return EngineError(life.why or f"its process {how_ended(code)}")
 
-    # --- rolling restart
+    # --- restarting all replicas, one at a time
 
     async def _roll(self) -> None:
         """Restarts all replicas, one at a time, each while another serves; stops if one doesn't
@@ -243,7 +243,7 @@ class Supervisor:
         for replica in range(self.count):
             before = self._now[replica]
             if before is None or not before.serves:
-                continue  # already restarting
+                continue  # the replica is restarting already
             await self._until(partial(self._another_serves, replica))
             before.leaving = True
             for front in self._fronts:
@@ -276,10 +276,10 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    # --- the end
+    # --- ending the engines
 
     def retire(self) -> None:
-        """Stops all restarts."""
+        """Stops restarting replicas, since the service ends."""
         self._retired = True
 
     async def end(self, hurry: asyncio.Event | None = None) -> None:
@@ -307,7 +307,7 @@ class Supervisor:
         await ending
 
     def kill(self) -> None:
-        """Ends all engines at once."""
+        """Kills all engine processes at once."""
         for process in self.processes:
             if process.returncode is None:
                 process.kill()

@@ -81,7 +81,8 @@ class Sandbox:
             else str(tokenizer.template_file)
         )
         self._start = SandboxStart(folder, vocab_size, limit, bounds, template)
-        self.chat_fault: PenstockError | None = None  # why no chat can be rendered, or None
+        # why this sandbox can render no chats, or None
+        self.chat_fault: PenstockError | None = None
         self.usable = True
         command = command_of("penstock.sandbox.sandbox_process", theirs.fileno())
         try:
@@ -144,7 +145,7 @@ class Sandbox:
             self._process.kill()
         self._process.wait()
 
-    # --- the way there and back -------------------------------------------------------------------
+    # --- sending jobs and receiving replies -------------------------------------------------------
 
     def _ask(self, data: bytearray) -> bytearray | None:
         self._channel.settimeout(PATIENCE)
@@ -182,7 +183,7 @@ class Sandbox:
             return None
         return memoryview(got)[HEADER:]
 
-    # --- replies ---------------------------------------------------------------------------------
+    # --- what replies mean ------------------------------------------------------------------------
 
     def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)
@@ -245,7 +246,7 @@ class SandboxPool:
     ) -> None:
         self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
-        self._waiting = 0  # number of waiting jobs
+        self._waiting = 0  # number of jobs that wait for a sandbox
         self._open: set[Sandbox] = set()  # all ready sandboxes, also busy ones
         self._size = 0  # number of sandboxes, including those that are not ready yet
         self._tasks: set[asyncio.Task[None]] = set()

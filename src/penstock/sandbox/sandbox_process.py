@@ -64,7 +64,7 @@ class SandboxStart(msgspec.Struct):
 
 
 class TextJob(msgspec.Struct, tag="texts"):
-    """A job: texts to tokenise. keep: see Tokenizer.encode_prompt."""
+    """A job for the sandbox: texts to tokenise. keep: see Tokenizer.encode_prompt."""
 
     texts: list[str]
     add_special_tokens: bool = True
@@ -149,7 +149,7 @@ _REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
 def read_reply(data: bytearray | memoryview) -> Reply:
-    """Decodes a reply."""
+    """Decodes a sandbox's reply to a job."""
     return _REPLY.decode(data)
 
 
@@ -218,7 +218,7 @@ class _Desk:
             )
         self._memory = ProcessMemory()
         addresses, self._resident = self._memory.read()
-        self._seconds = 0  # seconds of CPU time allowed so far
+        self._seconds = 0  # seconds of CPU time that the process may have used so far
         if addresses:
             bound(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
 

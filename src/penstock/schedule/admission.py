@@ -68,7 +68,7 @@ class Admitted:
     pieces: list[Piece] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[Int32] = field(default_factory=list)
-    tokens: int = 0  # rows and chunk tokens together
+    tokens: int = 0  # tokens of the step: of rows and of prompt chunks together
     growing: int = 0  # further blocks that the joined rows need in this same step
 
 
@@ -95,7 +95,7 @@ class Admission:
         self.states = PromptStates(slots, tree.enabled)
         self.mask_slots = mask_slots
         self.waiting = FairQueue()
-        self.behind = FairQueue()  # waiting background groups
+        self.behind = FairQueue()  # waiting fork groups of background requests
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
         self.knows_background = False  # True once any background group has come
@@ -230,7 +230,8 @@ class Admission:
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
         if group.live.traits & IGNORES_EOS or left == 1:
-            return left  # ignores end-of-sequence, so it runs to its limit
+            # the sample runs to its limit, as it ignores end-of-sequence or has one token left
+            return left
         return self.lengths.remaining_of_one(made, left, scale)
 
     def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:

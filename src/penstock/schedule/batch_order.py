@@ -33,7 +33,7 @@ class Order:
     start: Int32
     blocks: Int32
     length: Int32
-    active: Bool  # [rows in total]: True if the row is in `rows`
+    active: Bool  # [size of the row table]: True if the row is in `rows`
     wants: int
 
 
@@ -52,7 +52,7 @@ class BatchOrder:
         many running fork groups, prefix groups are searched again at every change; with more, every
         few steps."""
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
-        self.changed = True  # True if rows joined or left
+        self.changed = True  # True if rows joined or left since the last step
         self._running: Int32 = np.zeros(0, np.int32)
         self._ordered: tuple[Int32, Order] | None = (
             None  # the argument `rows` of the last step, and its Order
@@ -126,7 +126,7 @@ class BatchOrder:
             self._stale = True
 
     def order(self, rows: Int32, number: int) -> Order:
-        """Returns the Order of step `number`."""
+        """Returns the Order of step `number`, in which `rows` run."""
         if self._stale and (
             len(self._units) <= self.few or number - self._found_at >= self._patience
         ):
@@ -166,7 +166,7 @@ class BatchOrder:
         return rows, start, self._blocks[present], self._lengths[present]
 
     def _find(self, number: int) -> None:
-        """Searches prefix groups among the running fork groups."""
+        """Searches for prefix groups among the running fork groups."""
         self._stale, self._found_at = False, number
         if self.sharing is None:
             return

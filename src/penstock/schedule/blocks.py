@@ -53,12 +53,12 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks take() can give without eviction."""
+        """Number of blocks that take() can give without evicting cached blocks."""
         return self._top
 
     @property
     def held(self) -> int:
-        """Number of pages held by requests."""
+        """Number of pool pages that requests hold."""
         return self.num_blocks - 1 - self.available
 
     def take(self, count: int) -> Int32:
@@ -73,7 +73,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Int32) -> None:
-        """Adds one reference to each of `blocks` (distinct)."""
+        """Adds one reference to each of `blocks`, which are distinct."""
         self._idle -= self._weight(blocks[self.refs[blocks] == 0])
         self.refs[blocks] += 1
 
@@ -128,7 +128,7 @@ class BlockPool:
         self._top += blocks.size
 
     def _weight(self, blocks: Int32) -> int:
-        """Number of pages that these blocks take."""
+        """Number of pool pages that these blocks take."""
         return blocks.size
 
     def _emptied(self, blocks: Int32) -> None:
@@ -158,7 +158,7 @@ class BlockPool:
         self._push(idle)
 
     def check(self) -> None:
-        """Checks the invariants; for tests."""
+        """Checks the pool's invariants; for tests."""
         stack = self._stack[: self._top]
         assert len(set(stack.tolist())) == stack.size, "a block is free twice"
         assert not stack.size or stack.min() > SCRATCH_BLOCK, "the scratch block is free"

@@ -29,14 +29,15 @@ class Deltas:
 
     request: Int64  # [k] request ids
     sample: Int32  # [k] sample indices
-    finish: NDArray[np.int8]  # [k] GOES_ON, or the finish reason
+    finish: NDArray[np.int8]  # [k] GOES_ON, or the reason why the sample ended
     stop_id: Int32  # [k] the stop_token_ids entry that ended it, or NO_STOP_ID
-    start: Int32  # [k + 1] offsets
+    start: Int32  # [k + 1] offsets into the arrays [n]
     tokens: Int32  # [n] token ids
     chosen: Float32 | None = None  # [n] logprob of each token, NaN if its request wants none
     rank: Int32 | None = None  # [n] rank of each token, from 1
-    top_ids: Int32 | None = None  # [n, j] ids of the most likely tokens, padded with -1
-    top: Float32 | None = None  # [n, j] their logprobs
+    # [n, j] ids of the most likely tokens at each position, padded with -1
+    top_ids: Int32 | None = None
+    top: Float32 | None = None  # [n, j] logprobs of the most likely tokens
     prompts: list[PromptNews] = field(default_factory=list)
 
     @property

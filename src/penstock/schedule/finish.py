@@ -43,7 +43,8 @@ class Finisher:
     ) -> None:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
         self.admission, self.lengths, self.deferred = admission, lengths, deferred
-        self._distrusted: set[int] = set()  # rows with non-finite logits, until they are free
+        # rows whose logits were not finite, until the rows are free
+        self._distrusted: set[int] = set()
         # ended rows whose generated blocks are not yet inserted into the prefix tree
         self._to_keep: list[int] = []
 
@@ -138,7 +139,7 @@ class Finisher:
         self.deferred.add_blocks(group.blocks, group.last_flight)
         self.groups.drop(group)
 
-    # --- generated blocks -------------------------------------------------------------------------
+    # --- keeping generated blocks in the prefix tree ----------------------------------------------
 
     def _kept_back(self, rows: Int32) -> Int32:
         """Returns the rows to free at once. Single samples (n = 1) with new full blocks are kept

@@ -101,8 +101,8 @@ class Forecast:
     """Pages in use at the start of each coming bucket of 16 steps, if every row ends when expected.
     A page is the unit of the block pool; it is a block if no layer has a sliding window."""
 
-    use: Int64  # [buckets]
-    fixed: int = 0  # pages of prefixes, in use in all buckets
+    use: Int64  # [buckets] pages in use at the start of each bucket of 16 steps
+    fixed: int = 0  # pages of prefixes, which are in use in all buckets
     more: int = 0  # further pages that a block takes until a row's window is full
 
     @classmethod
@@ -153,7 +153,7 @@ class Forecast:
         return pages + self.more * np.minimum(np.arange(buckets), ramp) if self.more else pages
 
     def _reach(self, buckets: int) -> None:
-        """Extends `use` to at least so many buckets."""
+        """Extends `use` to at least `buckets` buckets."""
         if buckets > self.use.size:
             self.use = np.concatenate(
                 (self.use, np.full(buckets - self.use.size, self.fixed, np.int64))

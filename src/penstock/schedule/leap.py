@@ -32,9 +32,10 @@ class Leaper:
             return 0
         columns = scheduler.rows
         if columns.traits.take(rows).max() & (EACH_TOKEN | ON_WATCH):
-            return 0  # a row sends its tokens after each step
+            return 0  # some row must send its tokens after each step
         ahead = int((columns.limit.take(rows) - columns.planned_length.take(rows)).min()) - 2
-        room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE  # no block has to be evicted
+        # tokens per row for which no block has to be evicted
+        room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE
         return max(0, min(ahead, room))
 
     def _lasting(self, last: StepPlan) -> Int32 | None:

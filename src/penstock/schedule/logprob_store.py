@@ -24,10 +24,10 @@ class TokenScores:
     """Logprobs of t consecutive tokens, with up to k most likely tokens each; `top_ids` is padded
     with -1."""
 
-    chosen: Float32  # [t] logprob of the token
-    rank: Int32  # [t] its rank, from 1
-    top_ids: Int32  # [t, k] the most likely tokens
-    top: Float32  # [t, k] their logprobs
+    chosen: Float32  # [t] logprob of the sample's token
+    rank: Int32  # [t] rank of the sample's token, from 1
+    top_ids: Int32  # [t, k] ids of the most likely tokens
+    top: Float32  # [t, k] logprobs of the most likely tokens
 
 
 def no_scores(k: int) -> TokenScores:

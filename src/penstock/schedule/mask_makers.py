@@ -25,7 +25,7 @@ class Guide:
     row. place: its index on the mask board."""
 
     place: int
-    begun: bool = False  # True once its first mask is requested
+    begun: bool = False  # True once the sample's first mask was requested
     over: bool = False  # True once the sample has ended and its constraint is no longer used
 
 

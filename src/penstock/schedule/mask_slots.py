@@ -32,9 +32,9 @@ class MaskSlots:
         self.rows, self.vocabulary = rows, vocabulary
         self.makers: MaskMakers = makers or MasksHere(vocabulary)
         self._free = list(range(count - 1, -1, -1))
-        self._users: Int32 = np.zeros(count, np.int32)  # number of rows per slot
-        self._static: dict[bytes, int] = {}  # allowed ids -> slot
-        self._ids: dict[int, bytes] = {}  # slot -> allowed ids shared by its rows
+        self._users: Int32 = np.zeros(count, np.int32)  # number of rows that use each slot
+        self._static: dict[bytes, int] = {}  # allowed_token_ids, as bytes -> slot with their mask
+        self._ids: dict[int, bytes] = {}  # slot -> allowed_token_ids that its rows share, as bytes
         self._fresh: list[int] = []  # slots of static masks that are not written on the device yet
         self._guides: dict[int, Guide] = {}  # row -> its sample's constraint
         # row -> its sample's index on the mask board, or -1
@@ -43,7 +43,7 @@ class MaskSlots:
         # number of them that were read.
         self._said: Int32 = np.zeros(self.makers.places, np.int32)
         self._known: Int32 = np.zeros(self.makers.places, np.int32)
-        # board index -> mask of its request's allowed_token_ids
+        # board index -> mask of allowed_token_ids of the sample's request
         self._allowed: dict[int, Int32] = {}
 
     def room(self, live: RequestState) -> int:
@@ -160,7 +160,7 @@ class MaskSlots:
 
     @property
     def guides_any(self) -> bool:
-        """Returns True if any row has a constraint."""
+        """Returns True if any row has a constraint (structured output)."""
         return bool(self._guides)
 
     def forced(self, rows: Int32, most: Int32) -> Drafts:
@@ -241,7 +241,7 @@ class MaskSlots:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def check(self) -> None:
-        """Checks the invariants; for tests."""
+        """Checks the invariants of slots and constraints; for tests."""
         assert len(set(self._free)) == len(self._free), "a mask slot is free twice"
         users = np.bincount(
             self.rows.mask_slot[self.rows.mask_slot >= 0], minlength=self._users.size

@@ -57,18 +57,18 @@ NONE: Int64 = np.zeros(0, np.int64)
 class Read:
     """Result of reading one step: its deltas, and the rows that ended."""
 
-    ended: Int32  # rows that ended
+    ended: Int32  # rows whose samples ended in this step
     rows: Int64  # row of each token that was given to a sample
-    tokens: Int32  # the tokens of `rows`
-    goes_on: Bool  # True where the row has not ended
+    tokens: Int32  # the token that each entry of `rows` was given
+    goes_on: Bool  # True where the sample of an entry of `rows` goes on after its token
     bad: Int32  # rows with non-finite logits, including cancelled rows
     deltas: Deltas
-    taken: int  # tokens given to samples
-    wasted: int  # tokens computed for rows that had already ended
+    taken: int  # number of tokens given to samples
+    wasted: int  # number of tokens computed for rows that had already ended
 
 
 class OutputProcessor:
-    """Reads steps in launch order."""
+    """Gives the tokens of steps to samples, in launch order."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class OutputProcessor:
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Reads one step. `plan.rows` still name the samples of the launch: no row is reused before
         its steps are read."""
-        # numpy gathers fastest by its own index type
+        # numpy gathers fastest with int64 indices
         rows, tokens = plan.query_rows.astype(np.int64), result.tokens
         positions = self.rows.read_length.take(rows)
         positions += 1
@@ -224,7 +224,7 @@ class OutputProcessor:
         return told
 
     def tokens_of(self, row: int) -> Int32:
-        """Returns a row's output tokens read so far."""
+        """Returns the output tokens of a row's sample, as far as steps are read."""
         one = np.array([row])
         _, slots = self._slots(one, self.rows.prompt[one], self.rows.read_length[one] + np.int32(1))
         return self.slot_token.reshape(-1).take(slots)

@@ -82,7 +82,7 @@ class Preempter:
                 self._requeue(group)
 
     def preempt_all(self) -> None:
-        """Preempts all rows, the oldest too."""
+        """Preempts all running rows, the oldest too."""
         self._preempt(self.batch_order.running())
 
     def unplace(self) -> None:
@@ -108,7 +108,7 @@ class Preempter:
             self.admission.push(resumed)
 
     def _youngest(self, rows: Int32) -> Int32:
-        """Returns rows [k], last admitted first."""
+        """Returns `rows`, the last admitted first, int32 [k]."""
         youngest: Int32 = rows[np.argsort(-self.rows.order[rows], kind="stable")]
         return youngest
 

@@ -34,11 +34,11 @@ class SharingCosts:
     The attention kernel splits a group's members into tiles; each tile reads the prefix once.
     """
 
-    member_token: float = 1.0  # saved: a row need not read one shared token itself
+    member_token: float = 1.0  # saved: a row doesn't read one token of the prefix itself
     member: float = 0.0  # spent: a row's own attention is merged with the prefix's
-    tile_token: float = 1.0  # spent: a tile reads one shared token
+    tile_token: float = 1.0  # spent: a tile reads one token of the prefix
     tile_members: int = 1 << 30
-    step: float = 0.0  # spent once per step with groups
+    step: float = 0.0  # spent: once per step with groups
 
     def saved(self, members: int, tokens: int) -> float:
         """Returns the saving of one group, without the cost per step (`step`); 0 or less: it saves

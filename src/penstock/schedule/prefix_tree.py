@@ -49,8 +49,8 @@ class PrefixTree:
         self.slot_token = slot_token
         # key -> (block, the entry's number), in order of the entries' numbers
         self._entries: dict[Key, tuple[int, int]] = {}
-        self._key_of: dict[int, Key] = {}  # key of each block
-        self._last = 0  # number of the last entry
+        self._key_of: dict[int, Key] = {}  # block -> key under which it is in _entries
+        self._last = 0  # number given to the latest of _entries
         self._resets = 0
         pool.on_evict = self._forget
 
@@ -156,7 +156,7 @@ class PrefixTree:
             self._slots.forget(gone)
 
     def check(self) -> None:
-        """Checks the invariants; for tests."""
+        """Checks the tree's invariants; for tests."""
         assert np.flatnonzero(self.pool.kept).tolist() == sorted(self._key_of), (
             "pool and tree disagree on what is kept"
         )

@@ -16,7 +16,7 @@ from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
 
 
 class PromptOutputs:
-    """Collects the reports on prompts, by step."""
+    """Makes the reports on prompts (PromptNews) as steps are read."""
 
     def __init__(self) -> None:
         self._launched: dict[int, Admitted] = {}

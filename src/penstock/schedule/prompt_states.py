@@ -37,7 +37,7 @@ class PromptStates:
 
     @property
     def full(self) -> bool:
-        """Returns True if no further prompt can begin."""
+        """Returns True if no state slot is left for a further prompt."""
         return bool(self.slots) and not self.slots.available
 
     def begin(self, group: ForkGroup, shared: int) -> None:
@@ -77,7 +77,7 @@ class PromptStates:
                 self.give_back(group)
 
     def give_back(self, group: ForkGroup) -> None:
-        """Frees a group's slot, if it has one."""
+        """Frees a group's slot of recurrent state, if it has one."""
         if group.state_slot >= 0:
             self.slots.give_back(group.state_slot)
             group.state_slot = -1

@@ -1,6 +1,6 @@
-"""Router: chooses the replica for a request. It estimates each replica's seconds of work: work that
-the replica reported, prompt tokens that its prefix cache lacks, and requests sent to it that its
-reports do not include yet.
+"""Router: chooses the replica for a request. It estimates the seconds that each replica needs for
+its open requests: tokens that the replica reported, prompt tokens that its prefix cache lacks, and
+requests sent to it that its reports do not include yet.
 
     stats -> said; request -> route -> Share (one per replica that takes part) -> sent
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import BLOCK_SIZE
 
-# a replica with fewer seconds of work waiting for rows gets more of a job's requests
+# a replica whose samples that wait for rows need fewer seconds gets more of a job's requests
 FEW_SECONDS = 4.0
 _UNMEASURED = 1e-3  # seconds per drawn or prompt token until an engine has reported its own
 # expected length as a fraction of the limit until a sample has ended (same as the engine's
@@ -43,8 +43,8 @@ class _Load:
     """State of one replica, as the router knows it."""
 
     up: bool = False
-    tokens: float = 0.0  # tokens to be drawn, as reported
-    prompt_tokens: float = 0.0  # tokens to be prefilled, as reported
+    tokens: float = 0.0  # tokens still to be drawn, as the replica reported last
+    prompt_tokens: float = 0.0  # tokens still to be prefilled, as the replica reported last
     # request number -> its share, for requests that the replica's reports do not include yet
     unheard: dict[int, Share] = field(default_factory=dict)
     # sum of tokens in `unheard`; kept because a burst of thousands of requests reads it each time
@@ -57,7 +57,7 @@ class _Load:
     token_seconds: float = 0.0  # seconds per drawn token; 0: unknown
     prompt_token_seconds: float = 0.0
     step_seconds: float = 0.0
-    mean: float = 0.0  # mean output tokens of its finished samples
+    mean: float = 0.0  # mean output tokens of the replica's finished samples
 
     def send(self, number: int, share: Share) -> None:
         self.unheard[number] = share
@@ -80,7 +80,7 @@ class Router:
     def __init__(self, count: int, first: int = 0) -> None:
         self._loads = [_Load(last=(number - first) % count - count) for number in range(count)]
         self._means: dict[str, float] = {}
-        self._clock = 0  # requests sent so far
+        self._clock = 0  # number of requests routed so far
 
     # --- state of replicas
 
@@ -125,7 +125,7 @@ class Router:
 
     @property
     def prompt_token_seconds(self) -> float:
-        """Seconds per prompt token."""
+        """Mean seconds that replicas need per prompt token."""
         return self._mean("prompt_token_seconds") or _UNMEASURED
 
     def expected_tokens(self, limit: int, *, runs_on: bool = False) -> float:
@@ -148,7 +148,7 @@ class Router:
             self._means[name] = sum(known) / len(known) if known else 0.0
         return self._means[name]
 
-    # --- routing
+    # --- choosing replicas for requests
 
     def route(
         self,

@@ -50,7 +50,7 @@ _INT32 = 2**31 - 1
 
 
 def wants_of(params: SamplingParams) -> int:
-    """Returns the WANTS_* bits of a request."""
+    """Returns the WANTS_* bits of a request's sampling parameters."""
     wants = 0
     if params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
         wants |= WANTS_FILTER
@@ -116,7 +116,7 @@ class RequestState:
     prompt_length: int
     limit: int
     min_length: int
-    record: NDArray[np.void]  # [1] of JOIN_RECORD
+    record: NDArray[np.void]  # [1] of JOIN_RECORD: the fields that all its rows share
     bias_ids: (
         Int32  # ids of logit_bias, then bad words (BAD_WORD_IDS per word), then logprob_token_ids
     )
@@ -124,8 +124,8 @@ class RequestState:
     more_stop_ids: Int32  # stop_token_ids beyond the MAX_STOP_IDS checked on the device
     traits: int  # trait bits of its rows (rows.py)
     watch: int  # slot of its table in StopTokenMasks; -1: none
-    prompt_logprobs: int  # -1: none
-    outstanding: int  # samples that have not ended
+    prompt_logprobs: int  # number of prompt logprobs at each position; -1: none
+    outstanding: int  # number of its samples that have not ended
     # [n] sample index -> the row it joined last, which may belong to another sample by now; -1:
     # none
     row_of: Int32
@@ -138,7 +138,8 @@ class RequestState:
     news: bool = True  # True until its PromptNews is sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
-    scored: list[Any] = field(default_factory=list)  # prompt logprobs, one entry per chunk
+    # prompt logprobs, a list item for each prompt chunk
+    scored: list[Any] = field(default_factory=list)
     # sample index -> its constraint, once it has had a row
     guides: dict[int, Guide | None] = field(default_factory=dict)
     came: float = field(default_factory=time.monotonic)
@@ -232,7 +233,7 @@ class ForkGroup:
     slot: int
     live: RequestState
     tokens: Int32
-    samples: Int32  # all samples of the group; samples[next:] are pending
+    samples: Int32  # indices of all its samples; samples[next:] have had no row yet
     sent: int  # position of the first token not sent yet
     next: int = 0
     state: int = WAITING
@@ -244,8 +245,8 @@ class ForkGroup:
     place: int = 0  # place in the prefix tree after which its next block is inserted
     stored: int = 0  # tokens cached or planned for prefill
     rows: int = 0  # rows not freed yet, including ended ones that steps in flight name
-    running: int = 0  # rows that run
-    # positions at which its recurrent state is kept
+    running: int = 0  # number of its running rows
+    # positions in the prompt at which snapshots of its recurrent state are kept
     borders: list[int] = field(default_factory=list)
     # slot of its recurrent state, from the start of its prompt until its last sample has joined;
     # -1: none
@@ -264,7 +265,7 @@ class ForkGroup:
         return self.samples.size - self.next
 
     def drop_pending(self, stay: Int32) -> None:
-        """Removes the pending samples except `stay`."""
+        """Removes the samples that have had no row yet, except `stay`."""
         self.samples = np.concatenate((self.samples[: self.next], stay))
 
     @property
@@ -305,7 +306,7 @@ class Groups:
         return group
 
     def at(self, slots: list[int]) -> list[ForkGroup]:
-        """Returns the groups in these slots."""
+        """Returns the fork groups in these slots."""
         return [group for slot in slots if (group := self._by_slot[slot]) is not None]
 
     def __iter__(self) -> Iterator[ForkGroup]:

@@ -37,39 +37,40 @@ class Rows:
         self.count = count
         self.width = width
         self.state: NDArray[np.uint8] = np.zeros(count, np.uint8)
-        self.group: Int32 = ints()  # slot of its fork group
-        self.request: Int64 = np.zeros(count, np.int64)  # id of its request
-        self.sample: Int32 = ints()  # index within the request
+        self.group: Int32 = ints()  # slot of the row's fork group
+        self.request: Int64 = np.zeros(count, np.int64)  # id of the row's request
+        self.sample: Int32 = ints()  # index of the row's sample within its request
         # tokens in the KV cache once all launched steps have run; with drafts an upper bound
         self.planned_length: Int32 = ints()
         # drafts in flight: planned_length may be too high by so many
         self.drafted: Int32 = ints()
         # tokens in the KV cache after the steps read; also the position of the last known token
         self.read_length: Int32 = ints()
-        self.prompt: Int32 = ints()  # tokens of the request's prompt
-        self.limit: Int32 = ints()  # prompt + max_tokens
+        self.prompt: Int32 = ints()  # number of prompt tokens of the row's request
+        self.limit: Int32 = ints()  # most tokens of the sample: prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token not sent yet
-        # number of leading block table entries that its fork group owns
+        # number of leading blocks in its table that its fork group owns
         self.shared: Int32 = ints()
-        self.blocks: Int32 = ints()  # number of block table entries in use
-        # number of leading entries that its sliding windows no longer reach
+        self.blocks: Int32 = ints()  # number of blocks in the row's block table
+        # number of leading blocks in its table that its sliding windows no longer reach
         self.passed: Int32 = ints()
-        # number of leading entries that no sample of its fork group needs for sliding windows once
-        # the prompt is stored
+        # number of leading blocks in its table that no sample of its fork group needs for sliding
+        # windows once the prompt is stored
         self.bound: Int32 = ints()
-        # order of admission: the youngest is preempted first
+        # number that rises with each admission; rows with the highest are preempted first
         self.order: Int64 = np.zeros(count, np.int64)
         self.last_flight: Int64 = np.full(count, -1, np.int64)
         self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)
-        self.watch: Int32 = ints()  # slot of its table in StopTokenMasks
+        self.watch: Int32 = ints()  # slot of the row's table in StopTokenMasks
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
         # slot of its token mask; -1: any token is allowed
         self.mask_slot: Int32 = np.full(count, -1, np.int32)
-        # True if it has a constraint
+        # True if the row has a constraint (structured output)
         self.constrained: Bool = np.zeros(count, np.bool_)
         # number of most likely tokens with logprobs; -1: no logprobs
         self.top: Int32 = np.full(count, -1, np.int32)
-        self.single: Bool = np.zeros(count, np.bool_)  # True for its request's only sample
+        # True if the row has its request's only sample
+        self.single: Bool = np.zeros(count, np.bool_)
         self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)
         self.table: Int32 = np.zeros((count, width), np.int32)
         self._stack: Int32 = np.arange(count - 1, -1, -1, dtype=np.int32)
@@ -98,8 +99,8 @@ class Rows:
         return slots
 
     def entries(self, rows: Int32, first: Int32, counts: Int32) -> Int32:
-        """Returns the block table entries first[i] : first[i] + counts[i] of rows[i], one row after
-        the other."""
+        """Returns the blocks (block table entries) first[i] : first[i] + counts[i] of rows[i], one
+        row after the other."""
         stops = np.cumsum(counts, dtype=np.int64)
         start = rows.astype(np.int64) * self.width + first
         where = np.repeat(start - stops + counts, counts)
@@ -112,7 +113,7 @@ class Rows:
         return self.entries(rows, shared, self.blocks.take(rows) - shared)
 
     def check(self) -> None:
-        """Checks the invariants; for tests."""
+        """Checks the row table's invariants; for tests."""
         free = self._stack[: self.free_count]
         assert len(set(free.tolist())) == free.size, "a row is free twice"
         assert (self.state[free] == FREE).all(), "a free row lives"

@@ -55,7 +55,7 @@ from penstock.schedule.windowed_pool import WindowedPool, pool_of
 
 
 class Scheduler:
-    """Scheduler of one engine."""
+    """Plans the steps of one engine, and takes in their results."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Scheduler:
         self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
         self._planned = 0  # number of steps launched
-        self._read = -1  # number of the last step read
+        self._read = -1  # number of the last step read; -1: none
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
         self._clears = (
@@ -128,7 +128,7 @@ class Scheduler:
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 
-    # --- in ---------------------------------------------------------------------------------------
+    # --- requests that come in --------------------------------------------------------------------
 
     def submit(self, request: Request, constrain: ConstraintFactory | None = None) -> None:
         """Takes a request; raises UsageError or ContextLengthError if it can never run. constrain:
@@ -177,7 +177,7 @@ class Scheduler:
     def in_flight(self) -> int:
         return self._planned - 1 - self._read
 
-    # --- a step -----------------------------------------------------------------------------------
+    # --- planning a step --------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """Returns the next step, or None if there is nothing to launch until a step is read (or at
@@ -189,7 +189,8 @@ class Scheduler:
             self.preempter.preempt_background()
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
-            # before rows join: this same step may still prefill the prompts of joining rows
+            # Do this before rows join: this same step may still prefill a joining row's prompt, and
+            # would then use pages that were already marked as free to take.
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
@@ -389,7 +390,7 @@ class Scheduler:
             if live.watch >= 0:
                 self.watch.release(live.watch)
 
-    # --- out --------------------------------------------------------------------------------------
+    # --- cache, gauges and checks, for the engine -------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix cache for later prompts; running rows keep their blocks."""
@@ -430,7 +431,7 @@ class Scheduler:
         return self.admission.expected_tokens_left()
 
     def check(self) -> None:
-        """Checks the invariants; for tests, after each step."""
+        """Checks the invariants of all parts; for tests, after each step."""
         self.rows.check()
         self.pool.check()
         self.tree.check()

@@ -23,8 +23,8 @@ class SchedulerConfig:
     # numbers of the recurrent state slots for snapshots (state_slots.py); empty: no recurrent state
     snapshots: range = range(0)
     max_rows: int
-    max_model_len: int  # tokens of prompt and output
-    max_batched_tokens: int  # tokens per step; at least max_rows
+    max_model_len: int  # most tokens of a sample, prompt and output together
+    max_batched_tokens: int  # most tokens per step; at least max_rows
     mask_slots: int = 1024  # number of token masks that the device holds
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()

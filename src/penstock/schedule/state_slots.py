@@ -45,7 +45,7 @@ class StateSlots:
         self._free = [*reversed(snapshots)]
         # place in the prefix tree -> slot, least recently used first
         self._kept: OrderedDict[int, int] = OrderedDict()
-        self._of_tree: set[int] = set()  # the slots in _kept
+        self._of_tree: set[int] = set()  # slots of the snapshots in _kept
         self._moves: list[Int32] = []
         self._moved: set[int] = set()  # slots read or written by moves of the next step
         self._written: set[int] = set()  # slots written by moves of the next step
@@ -62,7 +62,7 @@ class StateSlots:
 
     @property
     def waits(self) -> bool:
-        """Returns True if the next step has moves."""
+        """Returns True if the next step must copy state."""
         return bool(self._moves)
 
     @property
@@ -102,7 +102,7 @@ class StateSlots:
         self._moves, self._moved, self._written, self._given_back = [], set(), set(), []
         return moves
 
-    # --- the prefix tree's ------------------------------------------------------------------------
+    # --- snapshots of the prefix tree -------------------------------------------------------------
 
     def has(self, place: int) -> bool:
         """Returns True if there is a snapshot for a place in the prefix tree that was written
@@ -116,7 +116,7 @@ class StateSlots:
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
             return self._drop(place)  # no other slot is available: use the snapshot's own slot
-        self._moved.add(source)  # keep take() from evicting it
+        self._moved.add(source)  # mark the snapshot as used, so that take() does not evict it
         slot = self.take()
         self.move(source, np.array([slot], np.int32))
         if source != self.empty:

@@ -15,7 +15,7 @@ A step on the device, in this order:
                     partial block), slot -> slot (recurrent state from which a prompt or a
                     sample goes on)
     2. joins        new rows: their columns are written, their tables filled
-    3. new blocks   table entries of rows that grow
+    3. new blocks   blocks are added to the tables of rows that grow
     4. masks        allowed tokens of rows with a new static mask
     5. forward      `rows` (one token each) and the chunks' tokens, in one batch
     6. late masks   if `draws_late`: masks of rows with constraints, which need tokens in flight
@@ -69,16 +69,16 @@ JOIN_RECORD = np.dtype(
 
 @dataclass(slots=True)
 class Joins:
-    """k rows that join in this step. Each row's logit_bias entries, and its bad words after them,
+    """k rows that join in this step. Each row's logit_bias values, and its bad words after them,
     are concatenated for all rows, since the device keeps them in one pool: row i's are
     bias_ids[bias_start[i] : bias_start[i + 1]]. b is their total number, width the longest block
     table."""
 
     records: NDArray[np.void]  # [k] of JOIN_RECORD; the device sets its field bias_start itself
     blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK
-    bias_start: Int32  # [k + 1] offsets
+    bias_start: Int32  # [k + 1] offsets into bias_ids and bias_values
     bias_ids: Int32  # [b] token ids
-    bias_values: Float32  # [b] values added to logits; 0 for bad words
+    bias_values: Float32  # [b] values added to the logits of bias_ids; 0 for bad words
 
     @property
     def rows(self) -> Int32:
@@ -92,8 +92,8 @@ class Moves:
     """Copies of state in all layers before the forward: int32 [copies, 2] (source, target). No
     block or slot is both source and target."""
 
-    blocks: Int32  # block numbers, for the KV cache
-    slots: Int32  # slots of recurrent state
+    blocks: Int32  # numbers of KV cache blocks
+    slots: Int32  # numbers of recurrent state slots
 
     @classmethod
     def none(cls) -> Moves:
@@ -106,7 +106,7 @@ class Masks:
     of word t // 32 is set if token t is allowed."""
 
     slots: Int32  # [m] mask slots, distinct
-    words: Int32  # [m, ceil(vocabulary / 32)]
+    words: Int32  # [m, ceil(vocabulary / 32)] bits of the masks
 
 
 @dataclass(slots=True)
@@ -116,10 +116,10 @@ class LateMasks:
 
     slots: Int32  # [m] mask slots, distinct
     places: Int32  # [m] indices into `words`
-    # the words of the mask board, [board places, ceil(vocabulary / 32)]; the used entries do not
-    # change until the draw has been read
+    # the masks of the mask board, [samples on the board, ceil(vocabulary / 32)]; those used here do
+    # not change until the draw has been read
     words: Int32
-    # [k] [k] rows without a mask: they keep their state, and their queries return NO_TOKEN
+    # [k] rows without a mask: they keep their state, and their queries return NO_TOKEN
     sit_out: Int32
     forced: Int64  # [f]  queries whose next token is forced, not drawn
     tokens: Int32  # [f]  the forced tokens
@@ -223,10 +223,10 @@ class StepPlan:
     group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
     group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
     moves: Moves
-    new_blocks: Int32  # [entries, 3] new block table entries: row, index in its table, block
+    new_blocks: Int32  # [n, 3] blocks added to block tables: row, index in its table, block
     joins: Joins | None
     chunks: Chunks | None
-    drafts: Drafts | None = None  # None: one query per row
+    drafts: Drafts | None = None  # None: every row has one query
     masks: Masks | None = None
     # True if rows have constraints: no token is drawn until Runner.draw is called
     draws_late: bool = False
@@ -282,9 +282,9 @@ class TokenLogprobs:
 
     where: Int32  # [m]  index into StepPlan.query_rows (decode) or into Chunks.tokens (prompt)
     chosen: Float32  # [m] logprob of the token
-    rank: Int32  # [m]  1 is the most likely
-    top_ids: Int32  # [m, k] the most likely tokens
-    top: Float32  # [m, k] their logprobs
+    rank: Int32  # [m] rank of the token; 1: the most likely
+    top_ids: Int32  # [m, k] ids of the most likely tokens
+    top: Float32  # [m, k] logprobs of the most likely tokens
 
 
 @dataclass(slots=True)
@@ -309,10 +309,10 @@ class Drafter(Protocol):
 
 
 class Flight(Protocol):
-    """A step launched and not yet read."""
+    """A launched step whose results are read once."""
 
     def ready(self) -> bool:
-        """Returns True if fetch() would return at once."""
+        """Returns True if fetch() would not have to wait."""
 
     def fetch(self) -> StepTokens:
         """Waits for the step's results; raises the device's error."""

@@ -23,13 +23,14 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._back: list[ForkGroup] = []  # groups that had started before, in order of arrival
-        self._lines: dict[int, deque[ForkGroup]] = {}  # tenant -> its groups; no empty queues
+        # tenant -> its waiting groups; no empty deques
+        self._lines: dict[int, deque[ForkGroup]] = {}
         # tenant -> tokens given to it, counted from its starting level
         self._given: dict[int, float] = {}
         # token count of the tenant served last: the starting level of tenants that come back
         self._level = 0.0
         self._newest = -1
-        self._next: int | None = None  # the next tenant, if known
+        self._next: int | None = None  # tenant whose group is next; None: to be determined
 
     def __bool__(self) -> bool:
         return bool(self._back or self._lines)

@@ -49,7 +49,7 @@ class WindowedPool(BlockPool):
         self.pages: Int32 = np.full((num_blocks, tables), 0, np.int32)
         # True for held blocks whose window pages no row needs
         self._is_loose: Bool = np.full(num_blocks, False, np.bool_)
-        self._loose = 0  # number of window pages of loose blocks
+        self._loose = 0  # number of window pages that loose blocks hold
         self._fresh: list[Int32] = []
 
     @property

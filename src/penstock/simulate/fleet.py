@@ -26,7 +26,7 @@ from penstock.simulate.step_costs import StepCosts
 
 # turns that one replica runs before the next replica does; its data is then in the CPU's caches
 FEW_TURNS = 4
-STATS_EVERY = 0.1  # seconds, the same as in engine/process.py
+STATS_EVERY = 0.1  # seconds between two stats messages, as in engine/process.py
 # samples of a job that a replica gets in advance, as a multiple of its rows; LLM.stream uses the
 # same
 AHEAD = 2
@@ -42,8 +42,8 @@ class FleetOutcome:
     end: Float64  # [requests] time at which the last sample ended
     seconds: float  # seconds from the first arrival to the last end
     output_tokens: int
-    busy: list[float]  # seconds that each replica's device had work
-    up: float  # total seconds of replicas being up or starting
+    busy: list[float]  # seconds in which each replica's device had work
+    up: float  # seconds in which replicas were up or starting, summed over replicas
     steps: int
     preemptions: int
 
@@ -83,8 +83,8 @@ class Fleet:
         for number in range(count if scaling is None else 0):
             self.router.came_up(number, self._blocks)
         self._told = [0.0] * count
-        self._open = [0] * count  # number of open samples of each replica
-        self._next = 0  # the next request to arrive
+        self._open = [0] * count  # number of samples of each replica that have not ended
+        self._next = 0  # index of the request that arrives next
         self._held: deque[int] = deque()  # requests that arrived while no replica was up
         self._left: list[int] = load.samples.tolist()
         # per replica: request number in the load -> its number at the replica
@@ -132,7 +132,7 @@ class Fleet:
         low, high = (int(np.searchsorted(ended, count)) for count in (few, many))
         return float(tokens[low + 1 : high + 1].sum() / (when[high] - when[low]))
 
-    # --- requests ---------------------------------------------------------------------------------
+    # --- arrivals and routing of requests ---------------------------------------------------------
 
     def _coming(self) -> float:
         """Returns the arrival time of the next request; infinity if there is none, or if a job's
@@ -232,7 +232,7 @@ class Fleet:
             if (name := parts.pop(request, None)) is not None:
                 self.router.ended(replica, name)
 
-    # --- replicas that come and go ----------------------------------------------------------------
+    # --- replicas that start and end --------------------------------------------------------------
 
     def _look(self, working: bool) -> float:
         """Adjusts the number of replicas; returns the time of the next adjustment, infinity when

@@ -25,7 +25,7 @@ from penstock.simulate.fleet import FleetOutcome
 # starts empty
 WARM = 0.1
 _GOAL = re.compile(r"^(ttft|tpot|e2e)_p(\d{1,2}(?:\.\d+)?)$")
-SHOWN = (50.0, 95.0)  # percentiles that are shown
+SHOWN = (50.0, 95.0)  # percentiles of latencies that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FleetGoal:
     name: str
     measure: str
     percent: float
-    most: float  # the bound, in seconds
+    most: float  # largest value that meets the goal, in seconds
 
     def missed(self, figures: FleetFigures) -> bool:
         return not self.reached(figures) <= self.most
@@ -95,7 +95,7 @@ class FleetFigures:
 
     requests: int
     seconds: float  # a job's whole time; for arriving requests, the whole simulation
-    output_rate: float  # tokens a second of all replicas
+    output_rate: float  # output tokens a second, all replicas together
     busy: float  # share of the time in which devices had work
     gpu_seconds: float
     preemptions: int = 0
@@ -108,7 +108,7 @@ class FleetFigures:
         return float(np.percentile(found, percent, method="higher")) if found.size else math.nan
 
     def told(self) -> dict[str, float]:
-        """Returns the figures by name."""
+        """Returns the printed figures by name."""
         shown = {
             f"{m}_p{p:g}": self.percentile(m, p)
             for m, column in self.times.items()

@@ -71,7 +71,7 @@ class LoadSource:
 
     @property
     def told(self) -> str:
-        """Returns the load in a few words."""
+        """Returns a short description of the load."""
         options = self.options
         what = (
             options.trace.name if options.trace else f"{options.shape} tokens ({options.lengths})"
@@ -135,7 +135,7 @@ class LoadSource:
         found = np.concatenate([*times, np.zeros(0 if any(each.size for each in times) else 1)])
         return self._load(found)
 
-    # --- columns ----------------------------------------------------------------------------------
+    # --- the load's arrays ------------------------------------------------------------------------
 
     def _load(
         self, arrival: NDArray[Any], *, at_once: bool = False, places: NDArray[Any] | None = None
@@ -189,7 +189,7 @@ class LoadSource:
     def _limit(self) -> int:
         return self.options.max_tokens or 8 * self._output
 
-    # --- what is refused --------------------------------------------------------------------------
+    # --- checks of options ------------------------------------------------------------------------
 
     def _read_shape(self, shape: str) -> None:
         found, options = _SHAPE.match(shape), self.options

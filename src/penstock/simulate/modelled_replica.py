@@ -34,8 +34,8 @@ class ReadNews:
     """The result of a turn: the requests, by the load's numbers, whose samples drew their first
     token, and those with ended samples."""
 
-    first: Int64  # request numbers
-    ended: list[int]  # request numbers, one entry per sample that ended
+    first: Int64  # numbers of the requests that drew a first token
+    ended: list[int]  # numbers of the requests with ended samples, once per ended sample
     tokens: int
 
 
@@ -94,7 +94,7 @@ class ModelledReplica:
         self.flights: deque[tuple[StepPlan, StepTokens, Int64, float]] = deque()
         self._leaper = Leaper(self.scheduler) if shortcuts and steps_ahead == 1 else None
         self._pace = StepPace()
-        self._numbers: list[int] = []  # request id here -> number in the load
+        self._numbers: list[int] = []  # request id at this replica -> its number in the load
         # free: the time at which the device has finished everything launched
         self.now = self._free = self.busy = 0.0
         self.steps = 0
@@ -148,7 +148,7 @@ class ModelledReplica:
 
     @property
     def heard(self) -> int:
-        """Returns the number of requests taken in."""
+        """Returns the number of requests that the replica has received."""
         return len(self._numbers)
 
     def _launched(self, seconds: float, waits: float = 0.0) -> None:

@@ -40,7 +40,7 @@ class FleetAnswer:
     simulated. missed: missed goals, with the measured values in seconds."""
 
     engine: SimulatedEngine
-    told: str  # the load in words
+    told: str  # short description of the load
     replicas: int
     simulated: int
     figures: FleetFigures
@@ -138,7 +138,7 @@ class Planner:
                 high, found = middle, tried
         return found
 
-    # --- one simulation ---------------------------------------------------------------------------
+    # --- simulating one number of replicas --------------------------------------------------------
 
     def _service(self, replicas: int, simulated: int, hurry: bool) -> FleetFigures:
         load = self.source.arriving(simulated / replicas)
@@ -158,7 +158,7 @@ class Planner:
         """Simulates a job whole, or only its beginning and its end. The middle is then assumed to
         run at the rate measured while all rows are full."""
         total, engine = self.source.options.requests or 1, self.engine
-        share = math.ceil(total / replicas)  # samples of one replica
+        share = math.ceil(total / replicas)  # number of samples that one replica runs
         each = float(np.mean(self.source.job(min(total, 1000)).samples))
         enough = math.ceil(TURNS_OF_ROWS * engine.limits.max_rows / each)
         if share <= enough:
@@ -167,7 +167,7 @@ class Planner:
             )
         some, rate = self._some(simulated, simulated * enough)
         tokens = some.output_rate * some.seconds
-        more = tokens * (share / enough - 1)  # tokens not simulated
+        more = tokens * (share / enough - 1)  # output tokens that are not simulated
         seconds = some.seconds + more / rate
         figures = FleetFigures(
             requests=simulated * share,
@@ -238,7 +238,7 @@ class Planner:
 def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
     """Scales the figures of the simulated replicas to `factor` times as many replicas, each with
     the same share of requests. total: number of requests of the whole job; None: no job."""
-    # factor for requests and their tokens
+    # factor of the numbers of requests and tokens
     more = factor if total is None else total / figures.requests
     return replace(
         figures,

@@ -29,7 +29,7 @@ class Scaling:
     drain: float = 10.0
     cold_start: float = 60.0
     idle: float = 300.0
-    every: float = 1.0  # seconds between two adjustments
+    every: float = 1.0  # seconds between two adjustments of the number of replicas
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ class _Sheet:
         return below + (high.one(x) - below) * part if part else below
 
     def at(self, rows: int, x: Float64) -> Float64:
-        """Returns the seconds at many x."""
+        """Returns the seconds at this number of rows, for each of x (tokens)."""
         low, high, part = self._between(rows)
         below = low.at(x)
         return below + (high.at(x) - below) * part if part else below
@@ -158,7 +158,7 @@ class StepCosts:
         self._groups = self._groups_timed()
         self._group_rows = np.array([each.rows for each in self._groups])
 
-    # --- a step -----------------------------------------------------------------------------------
+    # --- the seconds of a step --------------------------------------------------------------------
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns the seconds of a step. Raises UsageError for a step outside the table."""
@@ -246,7 +246,7 @@ class StepCosts:
         near = min(max(rows, self._groups[0].rows), self._groups[-1].rows)
         return float(np.interp(near, self._group_rows, seconds) * rows / near), int(pairs.sum())
 
-    # --- made once --------------------------------------------------------------------------------
+    # --- tables that are made once ----------------------------------------------------------------
 
     def _spread_timed(self) -> tuple[Float64, Float64]:
         """Returns timed numbers of rows, and for each the added seconds per token of `spread`

@@ -24,7 +24,7 @@ class CompileQueue:
 
     @property
     def waiting(self) -> bool:
-        """Returns True if any request waits."""
+        """Returns True if any request waits for its grammar."""
         return bool(self._requests)
 
     @property

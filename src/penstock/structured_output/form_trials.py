@@ -87,7 +87,7 @@ class _Trial:
         """compiler: a compiler, or the error to report for every grammar. others: sockets of the
         parent that the fork closes."""
         self.word: Compile | None = None
-        self.grown = 0  # bytes of the grammars compiled here
+        self.grown = 0  # bytes that the grammars compiled in this process take
         self.channel, theirs = socket.socketpair()
         self.process = os.fork()
         if not self.process:
@@ -223,7 +223,7 @@ class FormTrials:
                 self._trials[slow].begin(waiting.take())
 
     def _take(self, slow: bool, trial: _Trial) -> None:
-        """Handles a trial's results, or its end."""
+        """Handles the results of a trial process, or its end."""
         try:
             found = [self._decoder.decode(data) for data in trial.frames.read()]
         except (EOFError, ConnectionResetError):

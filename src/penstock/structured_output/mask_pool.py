@@ -1,14 +1,14 @@
-"""MaskPool: processes that make the masks of structured outputs. A form is the schema, regex or
-grammar of a request; "known" means compiled or refused.
+"""MaskPool: processes that make the masks of structured outputs. A grammar (class Form) is the
+schema, regex or Lark grammar of a request; "known" means compiled or refused.
 
-    a form    --Compile--> the trial process --Compiled--> refused, or
+    a grammar --Compile--> the trial process --Compiled--> refused, or
               --Compile--> a mask process, in turn --Compiled--> known
     a sample  --Begin--> the mask process with the fewest samples; its masks then go over the board
                          (mask_board.py)
 
 A sample's place is its row on the board. A mask takes up to milliseconds, a third of it with the
-interpreter's lock held, and masks of one form delay each other in one process: 256 samples took 51
-ms per step in eight threads of the engine's process, while a step of 1,024 rows takes 9 ms. A
+interpreter's lock held, and masks of one grammar delay each other in one process: 256 samples took
+51 ms per step in eight threads of the engine's process, while a step of 1,024 rows takes 9 ms. A
 process that dies (of memory, or of a bug in the library) fails only its own samples, and is started
 again. Knows processes and places; no rows.
 """
@@ -40,10 +40,10 @@ from penstock.structured_output.form_trials import Compile
 from penstock.structured_output.mask_process import Begin, End, Grown, Look, MaskStart, Up
 from penstock.structured_output.mask_worker_handle import MaskWorker
 
-KEPT = 512  # most compiled forms that are kept
-FEW = 16  # most forms that are kept once a mask process has grown too much
-KEPT_BYTES = 128 * 2**20  # most bytes of the kept forms, texts and compiled grammars together
-PLACES = 4096  # most samples with a form at once, running and preempted
+KEPT = 512  # most compiled grammars that are kept
+FEW = 16  # most grammars that are kept once a mask process has grown too much
+KEPT_BYTES = 128 * 2**20  # most bytes of the kept grammars, as text and compiled
+PLACES = 4096  # most samples with a structured output at once, running and preempted
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two checks of the sockets
@@ -56,10 +56,10 @@ _ALONE = {
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form (schema, regex or grammar) and its state. known: True once compiled or refused. slow:
-    True if compiling took long. background: True if a background request was the first to use it.
-    bytes: its memory. dropped: True if the pool has forgotten it. deaths: number of processes that
-    died while compiling it."""
+    """A grammar (JSON schema, regex or Lark) and its state. known: True once compiled or refused.
+    slow: True if compiling took long. background: True if a background request was the first to use
+    it. bytes: its memory. dropped: True if the pool has forgotten it. deaths: number of processes
+    that died while compiling it."""
 
     number: int
     asked: StructuredOutputsParams
@@ -74,7 +74,7 @@ class Form:
 
 class MaskPool:
     """A pool of processes that compute masks; implements schedule.mask_makers.MaskMakers. Not
-    thread-safe. The processes start when the first form arrives."""
+    thread-safe. The processes start when the first grammar arrives."""
 
     def __init__(
         self,
@@ -89,31 +89,32 @@ class MaskPool:
         """folder: folder of the tokenizer. ends: ids of the model's end tokens. processes: number
         of mask processes. places: most samples at once. opened: called once with the board's masks,
         int32 [places, words], where words = vocab_size / 32 rounded up. compact: no white space
-        between parts of JSON, unless the form allows it."""
+        between parts of JSON, unless the grammar allows it."""
         self._compact = compact
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
         self._words, self.places = -(-vocab_size // 32), places // processes * processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
-        self._by_number: dict[int, Form] = {}  # forms that are being compiled, by number
+        # number -> grammar that is being compiled
+        self._by_number: dict[int, Form] = {}
         self._bytes = self._turn = 0
-        self._numbers = itertools.count(1)  # numbers for new forms
+        self._numbers = itertools.count(1)  # numbers for new grammars
         self.processes: list[MaskWorker] = []
         self._trials: MaskWorker | None = (
-            None  # the trial process, which compiles each form first and can be killed
+            None  # the trial process, which compiles each grammar first and can be killed
         )
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
         self._board: MaskBoard | None = None
-        self._lost: set[int] = set()  # places of samples whose process has died
+        self._lost: set[int] = set()  # board indices of samples whose mask process has died
         self._poll = select.poll()
         self._decoder = msgspec.msgpack.Decoder[Up](Up)
 
-    # --- forms ------------------------------------------------------------------------------------
+    # --- grammars ---------------------------------------------------------------------------------
 
     def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
-        """Returns the form of these parameters: a kept one, or a new one whose compilation starts
-        now. background: True for a background request, whose forms are compiled last."""
-        self.look()  # also notices processes that have died
+        """Returns the grammar of these parameters: a kept one, or a new one whose compilation
+        starts now. background: True for a background request, whose grammar is compiled last."""
+        self.look()  # also notices mask processes that have died
         if self._compact and asked.whitespace_pattern is None:
             asked = replace(asked, disable_any_whitespace=True)
         key = msgspec.msgpack.encode(asked)
@@ -128,7 +129,7 @@ class MaskPool:
         return form
 
     def compiled(self, asked: StructuredOutputsParams) -> Form:
-        """Waits until a form is compiled, and returns it.
+        """Waits until a grammar is compiled, and returns it.
         Raises UsageError if it cannot be served."""
         form = self.ask(asked)
         while not form.known:
@@ -139,9 +140,9 @@ class MaskPool:
     def factory(
         pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None
     ) -> Callable[[int], int]:
-        """Returns a function that begins a sample and returns its place. The function's argument is
-        the sample's index. known: the form, if the caller has it already. Raises UsageError if the
-        form cannot be served."""
+        """Returns a function that begins a sample and returns its index on the board. The
+        function's argument is the sample's index. known: the grammar, if the caller has it already.
+        Raises UsageError if the grammar cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
@@ -153,7 +154,7 @@ class MaskPool:
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
     def _compile(self, form: Form, pick: Callable[[], MaskWorker]) -> None:
-        """Sends a form to a process. pick: chooses the process."""
+        """Sends a grammar to a process. pick: chooses the process."""
         try:
             if not self.processes:
                 self._start()
@@ -180,9 +181,9 @@ class MaskPool:
         process.send(Compile(form.number, form.asked, form.slow, form.background))
 
     def _keep(self, most: int | None = None) -> None:
-        """Drops forms, least recently used first, until at most `most` forms (None: KEPT) and
-        KEPT_BYTES bytes are left. Forms that are being compiled stay, since a waiting request would
-        have them compiled again and again."""
+        """Drops grammars, least recently used first, until at most `most` (None: KEPT) and
+        KEPT_BYTES bytes are left. Grammars that are being compiled stay, since a waiting request
+        would have them compiled again and again."""
         most = KEPT if most is None else most
         while len(self._forms) > most or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
             oldest = next((key for key, form in self._forms.items() if form.known), None)
@@ -191,7 +192,7 @@ class MaskPool:
             self._drop(oldest)
 
     def _drop(self, key: bytes) -> None:
-        """Drops a form. Samples that have begun keep their grammar."""
+        """Drops a grammar. Samples that have begun keep it."""
         form = self._forms.pop(key)
         self._bytes -= form.bytes
         form.dropped = True
@@ -204,7 +205,7 @@ class MaskPool:
         process.forms.discard(form.number)
         process.send(End(grammars=(form.number,)))
 
-    # --- samples ----------------------------------------------------------------------------------
+    # --- samples that have a grammar --------------------------------------------------------------
 
     @property
     def board(self) -> MaskBoard:
@@ -213,7 +214,7 @@ class MaskPool:
 
     @property
     def held(self) -> int:
-        """Returns the number of samples with a place."""
+        """Returns the number of samples that have an index on the board."""
         return sum(len(process.places) - len(process.free) for process in self.processes)
 
     def sample(
@@ -243,7 +244,7 @@ class MaskPool:
         process.send(
             Begin(place, form.number, min_tokens, stop_ids, forces, int(self.board.begun[place]))
         )
-        if form.dropped:  # the pool dropped the form while the request waited
+        if form.dropped:  # the pool dropped the grammar while the request waited
             self._let_go(form, process)
         return place
 
@@ -292,7 +293,7 @@ class MaskPool:
             board.words[places], board.count[places] = 0, 0
             board.made[places] = board.asked[places]
 
-    # --- processes --------------------------------------------------------------------------------
+    # --- messages and processes -------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
         """Handles all messages that have come and all processes that have died, and sends waiting
@@ -332,7 +333,7 @@ class MaskPool:
             form.known, form.refusal = True, word.refusal
         if process is self._trials:
             process.forms.discard(form.number)
-        # there may be more than KEPT forms, since forms being compiled cannot be dropped
+        # there may be more than KEPT grammars, since those being compiled cannot be dropped
         self._keep()
 
     def _start(self) -> None:
@@ -380,7 +381,7 @@ class MaskPool:
         return [ours for ours, _ in pairs]
 
     def _bury(self, process: MaskWorker) -> None:
-        """Handles a dead process. Its samples end with an error. Forms that it was compiling are
+        """Handles a dead process. Its samples end with an error. Grammars that it was compiling are
         compiled again, and refused after a second death. The process is started again when it is
         needed."""
         process.died = True
@@ -415,7 +416,7 @@ class MaskPool:
 
 
 def _servable(form: Form) -> Form:
-    """Returns a compiled form. Raises UsageError if it was refused."""
+    """Returns the grammar, which is compiled. Raises UsageError if it was refused."""
     if form.refusal is not None:
         raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
     return form

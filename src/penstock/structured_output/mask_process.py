@@ -46,7 +46,7 @@ SLOW = 5e-4  # seconds for a mask above which the sample's next mask is made aft
 LONG = 0.02  # seconds of CPU time for a mask above which its grammar's masks are made in a thread
 MOST = 0.25  # seconds of CPU time for a mask above which its sample ends with an error
 GROWN = 256 * 2**20  # bytes of growth after which a process reports it to the pool
-TELLING = 1.0  # seconds between two checks of growth
+TELLING = 1.0  # seconds between two checks of the process's growth
 
 
 class MaskStart(msgspec.Struct):
@@ -118,7 +118,7 @@ class NoMatcher:
         return []
 
     def accept(self, token: int) -> None:
-        """Does nothing."""
+        """Does nothing: no token changes this state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ class MaskDesk:
         self._told = np.zeros(len(mine), np.int32)
         # grammars by number; None: could not be compiled here
         self._grammars: dict[int, CompiledGrammar | None] = {}
-        self._samples: dict[int, HeldSample] = {}  # samples that have begun, by place
+        self._samples: dict[int, HeldSample] = {}  # board index -> the sample that has begun there
         # places whose last mask was slow, so that the next one probably is too
         self._slow: set[int] = set()
         self._others = 0  # masks made since the last slow one

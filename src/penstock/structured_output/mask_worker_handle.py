@@ -27,13 +27,13 @@ class MaskWorker:
     def __init__(self, index: int, channel: socket.socket, places: range) -> None:
         self.index, self.places = index, places
         self.free = list(places)
-        self.compiling: set[int] = set()  # numbers of the forms that this process is compiling
+        self.compiling: set[int] = set()  # numbers of the grammars that this process is compiling
         self.connect(channel)
 
     def connect(self, channel: socket.socket) -> None:
-        """Takes the socket of a newly started process."""
+        """Takes the socket of a newly started mask process."""
         self.channel, self.frames, self.died = channel, Frames(channel), False
-        self.forms: set[int] = set()  # numbers of the forms that were sent to the process
+        self.forms: set[int] = set()  # numbers of the grammars that were sent to the process
         self.unsent = bytearray()
 
     def send(self, word: msgspec.Struct) -> None:

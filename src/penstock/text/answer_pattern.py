@@ -13,7 +13,7 @@ from penstock.errors import UsageError
 
 # limit on the product of a pattern's repeat counts, since `[ab]{1000000000}` would take all memory
 MAX_REPEATS = 10_000
-PATIENCE = 0.05  # seconds of CPU time per search
+PATIENCE = 0.05  # most seconds of CPU time of one search
 BUDGET = 1.0  # seconds of CPU time for all searches of a request
 SLOW = "takes too long on a sample: write it without repeats inside repeats"
 LONGEST_WHY = 120  # most characters of the regex library's message in an error

@@ -26,7 +26,7 @@ MESSAGE_KEYS = (
     "reasoning",
     "reasoning_content",
 )
-# roles whose content may be missing
+# roles whose messages may lack content
 MAY_SAY_NOTHING = (
     "assistant",
     "tool",
@@ -132,7 +132,7 @@ def _check_call(where: str, call: Any) -> dict[str, Any]:
     return {**call, "function": {**function}}
 
 
-# --- options
+# --- options of chats
 
 
 def check_options(

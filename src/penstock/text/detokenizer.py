@@ -31,9 +31,9 @@ class Detokenizer:
         self._vocabulary = vocabulary
         self._table = vocabulary.table(skip_special_tokens)
         self._skip_special = skip_special_tokens
-        self._held = b""  # bytes of an unfinished character
+        self._held = b""  # bytes of a character that is not complete yet
         self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
-        # leading spaces that may still be stripped
+        # number of leading spaces that may still be stripped
         self._strip = vocabulary.style.strip_left if begins else 0
         # True until the first token comes, if first tokens may have a spelling of their own
         self._lead = begins and bool(vocabulary.first_pieces)

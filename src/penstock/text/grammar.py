@@ -164,7 +164,7 @@ class GrammarMatcher:
     def __init__(
         self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool
     ) -> None:
-        """out: int32 array [words] for the masks."""
+        """out: int32 array [words] that each mask is written to."""
         self._matcher, self._out, self._ends, self._forces = matcher, out, ends, forces
         self._address, self._bytes = out.ctypes.data, out.nbytes
         self._left = min_tokens
@@ -245,7 +245,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A tokenizer in the form llguidance expects."""
+    """The model's tokenizer with the attributes that llguidance reads."""
 
     bos_token_id = None
 

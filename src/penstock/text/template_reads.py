@@ -55,7 +55,7 @@ def find_reads(run: Run) -> Reads:
 
 
 class _Probe:
-    """Renders test conversations, and checks the result."""
+    """Renders test conversations with a chat template, and checks the results."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

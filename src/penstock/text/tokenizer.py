@@ -37,7 +37,7 @@ Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 # characters per token assumed for the first part of a long text to encode; prose has 3 to 5
 _USUAL = 6
-_WORD = re.compile(r"\S\s")  # the end of a word
+_WORD = re.compile(r"\S\s")  # matches the end of a word
 
 
 class Tokenizer:
@@ -93,7 +93,7 @@ class Tokenizer:
         _add_config_tokens(fast, files)
         return cls(fast, files, vocab_size)
 
-    # -- text to ids
+    # -- from text to token ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of a text. add_special_tokens: add BOS and the like, as tokenizer.json
@@ -217,7 +217,7 @@ class Tokenizer:
     def _longest_bytes(self) -> int:
         return max(map(len, self._by_bytes), default=0)
 
-    # -- ids to text
+    # -- from token ids to text
 
     def decode(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
         """Returns the text of a sequence of ids. Bytes that aren't UTF-8 become U+FFFD. begins:
@@ -274,7 +274,7 @@ class Tokenizer:
         """Bytes of each id inside a text, a list with vocab_size entries. Read-only."""
         return self.vocabulary.pieces
 
-    # -- stop strings and chat
+    # -- stop strings and chat templates
 
     @cached_property
     def stop_index(self) -> StopIndex:

@@ -108,7 +108,7 @@ ENGINE: dict[str, Argument] = {
         (False,),
         "the router's choices are not given back: leave it out",
     ),
-    # the model
+    # arguments about the model
     **named("trust_remote_code", (False,), "no code of a model ever runs here", told=True),
     **named("code_revision", str, "no code of a model ever runs here"),
     **named("hf_config_path", (As("model"),), "it is the model folder's own: put the files there"),
@@ -160,7 +160,7 @@ ENGINE: dict[str, Argument] = {
     **named("io_processor_plugin logits_processor_pattern scheduler_cls", (), CODE),
     **named("worker_cls worker_extension_cls", ("auto", ""), CODE),
     **named("logits_processors", ([],), f"{CODE}: use a request's logit_bias"),
-    # execution
+    # arguments about execution
     **named(
         "enforce_eager",
         (False,),
@@ -232,7 +232,7 @@ ENGINE: dict[str, Argument] = {
         BETWEEN,
     ),
     **named("enable_sleep_mode", bool, "every engine can sleep"),
-    # output
+    # arguments about output
     **named("max_logprobs", (20,), "a request may ask for up to 20"),
     **named("logprobs_mode", ("raw_logprobs",), "logprobs are of the raw logits"),
     **named("structured_outputs_config", dict, f"its disable_any_whitespace is read; {GUIDED}"),

@@ -23,7 +23,7 @@ ModelT = TypeVar("ModelT")
 
 
 def spelt(argument: Argument) -> str:
-    """Returns the accepted values in words."""
+    """Returns the values that are accepted for an argument, in words."""
     if isinstance(argument.taken, type):
         return KINDS[argument.taken]
     return " or ".join(

@@ -145,7 +145,7 @@ class Adapter:
         made = torch.addmm(tensor.float(), b.to(tensor.device), a.to(tensor.device), alpha=scale)
         if not made.numel() or bool(
             made.abs().amax() <= torch.finfo(tensor.dtype).max
-        ):  # False for NaN
+        ):  # comparing with NaN gives False
             return made
         raise CheckpointError(
             f"the adapter {self.folder} makes numbers of {shown(name)} that"

@@ -26,11 +26,11 @@ from penstock.weights.find import NO_GGUF
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
-MAX_HEADER = 100_000_000  # bytes; the format's own limit
+MAX_HEADER = 100_000_000  # most bytes of a safetensors header; the format's own limit
 # dimensions of a tensor; a shape with a million of them would take hours to multiply
 MOST_DIMS = 16
-LONGEST_FILE = 255  # bytes of a file's name
-LONGEST_SHOWN = 200  # characters of a name repeated in an error
+LONGEST_FILE = 255  # most bytes of a file's name
+LONGEST_SHOWN = 200  # most characters of a name repeated in an error
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,

@@ -18,7 +18,7 @@ ENDPOINT, OFFLINE = (
     "HF_ENDPOINT",
     ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
 )
-MOST_TOLD = 5  # revisions listed in an error
+MOST_TOLD = 5  # most revisions listed in an error
 
 NO_GGUF = (
     "GGUF is not read: give the folder or hub id that it was made from, or have transformers make"

@@ -96,7 +96,7 @@ def load_weights(
     if opened is None and model.device.type == "cuda":
         # tensors that stay in host memory are not streamed to the GPU
         hosted = [entry for entry in wanted if places[entry.name][0].in_host]
-        # Each rank reads only its share.
+        # each rank reads only its own share of the tensors
         wanted = [
             e if e.name in adapted else _share(e, *places[e.name][:2])
             for e in wanted

@@ -25,7 +25,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.weights.checkpoint import AGAIN, Entry
 
-PIECE = 16 << 20  # bytes read at once
+PIECE = 16 << 20  # bytes of a file read at once
 AHEAD = 512 << 20
 READERS = 8
 TORCH_DTYPES = {

@@ -160,7 +160,7 @@ def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-# --- site/
+# --- the page's own files, from the folder site/
 
 
 def _write_site(out: Path) -> None:

@@ -80,7 +80,7 @@ def shape_label(record: Record) -> str:
     return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
 
 
-# --- a group
+# --- the script of one group of benchmark records
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
 
 
 def group_script(number: int, entries: Iterable[PageEntry]) -> str:
-    """Returns the script of one group."""
+    """Returns the script that defines group `number` of benchmark records."""
     return f"ALMANAC.group({number},[{','.join(each.text for each in entries)}]);\n"
 
 
@@ -175,7 +175,7 @@ def packed(rows: Rows) -> str:
     return base64.b64encode(whole.astype("<u2").tobytes()).decode("ascii")
 
 
-# --- the index
+# --- the script of the index of all groups
 
 
 def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:

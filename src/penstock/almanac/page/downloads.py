@@ -21,7 +21,7 @@ from penstock.almanac.record import Point, Record, Spread
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
-# columns of text; the others are numbers
+# columns of points.csv that hold text; all others hold numbers
 TEXTS = (
     "file",
     "run",
@@ -66,7 +66,7 @@ class Downloads:
     def __init__(self, folder: Path) -> None:
         needs_pyarrow()
         self._folder = folder
-        # None is a missing value
+        # column name -> its values; None is a missing value
         self._columns: dict[str, list[Any]] = {name: [] for name in TEXTS}
         self._samples: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in SAMPLE}
         self._json = (folder / "records.json").open("w", encoding="utf-8")
@@ -94,7 +94,7 @@ class Downloads:
             self._samples[name].append(times)
 
     def close(self) -> None:
-        """Ends the JSON file and writes the tables."""
+        """Ends the JSON file and writes the CSV and Parquet tables."""
         self._json.write("\n]\n" if self._before == ",\n" else "[]\n")
         self._json.close()
         with (self._folder / "points.csv").open("w", encoding="utf-8", newline="") as out:

@@ -58,7 +58,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
     def words(self, python: str, model: str, host: str, port: int) -> list[str]:
-        """Returns the command that serves."""
+        """Returns the command line that starts the server."""
         return _filled(
             self.command, python=python, bin=_bin(python), model=model, host=host, port=str(port)
         )

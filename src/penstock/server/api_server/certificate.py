@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 
-LOOK_AGAIN = 1.0  # seconds between two checks of the files
+LOOK_AGAIN = 1.0  # seconds between two checks whether the certificate's files changed
 
 
 @dataclass(frozen=True, slots=True)

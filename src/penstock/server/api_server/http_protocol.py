@@ -29,7 +29,7 @@ SPARE = 64
 # seconds in which a closing connection still reads and drops bytes, so that the client can read its
 # answer
 LINGER = 1.0
-OTHER_FILES = 256  # file descriptors that are not connections
+OTHER_FILES = 256  # file descriptors left for other uses than connections
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
@@ -60,7 +60,7 @@ def _no_http(message: str) -> HttpError:
 
 
 def _nothing() -> None:
-    """Callback for a complete answer that does nothing."""
+    """Does nothing. Used as the callback for a complete answer."""
 
 
 class _RefusedError(Exception):
@@ -91,7 +91,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_open = True  # True until the headers of the next request are complete
-        # bytes received of the next request's head
+        # bytes received so far of the next request's head
         self._head_bytes = 0
         # True if the bytes of the present read held a complete head or part of a body
         self._progress = False
@@ -128,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Break reference cycles: the garbage collector, which runs rarely, would free them late.
         self._unset_keepalive_if_required()
         for waiting, _ in self.pipeline:
-            waiting.on_response = _nothing  # pipelined requests never begin
+            waiting.on_response = _nothing  # a pipelined request has not begun, and never will
         self.pipeline.clear()
         if isinstance(self.transport, _Lingering):
             self.transport.connection = None
@@ -234,7 +234,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = True
         return sending
 
-    # -- refusals
+    # -- refusing requests
 
     def _beyond(self) -> HttpError | None:
         """Returns the error of a complete head that exceeds a limit, or None."""
@@ -280,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _head_too_slow(self) -> None:
         self._head_timer = None
         if not self._head_bytes:
-            self.transport.close()  # a client without any request
+            self.transport.close()  # the client has sent no request at all
         else:
             message = (
                 f"the headers took longer than {self.limits.header_seconds:g} s: send them at once"
@@ -336,7 +336,7 @@ class _Lingering:
 
     def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
         self._transport = transport
-        self.connection: HttpProtocol | None = connection  # None once the connection is lost
+        self.connection: HttpProtocol | None = connection  # None once the connection is closed
         self._ending = False
         self.write = transport.write
 

@@ -26,7 +26,7 @@ from penstock.server.api_server.openapi_schemas import (
 from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
 from penstock.server.online.buffered import JSON
 
-# --- operations
+# --- operations of the HTTP API
 
 
 @dataclass(frozen=True, slots=True)

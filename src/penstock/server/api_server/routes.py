@@ -64,7 +64,7 @@ def build_app(
 ) -> Starlette:
     """Returns the ASGI application over a running engine. access: access policy; None: everybody.
     access_log: file that gets a line per request. manager: manager of files and batches; None
-    without a state folder."""
+    without a folder for them (--state-dir)."""
     access = access or AccessPolicy()
     routes = [
         ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()
@@ -119,7 +119,7 @@ class ServerRoute(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        return match, {**child, "route": self}  # the access log reads it
+        return match, {**child, "route": self}  # the access log reads the route there
 
 
 async def get_root(request: Request) -> Response:

@@ -99,7 +99,7 @@ async def serve_engine(
 async def _followed(
     config: uvicorn.Config, certificate: CertificateFiles | None
 ) -> AsyncIterator[None]:
-    """Reloads renewed certificates inside the block."""
+    """Reloads the certificate whenever it is renewed, while the block runs."""
     if certificate is None:
         yield
         return

@@ -7,7 +7,8 @@ gives the result files their ids ("names" them).
 
 Each arrow is one database transaction, which begins when its data is on the disk. So a kill at any
 moment, or a failing disk (`run` raises), leaves a batch that can be resumed. A line "at the engine"
-is one that was submitted and has not ended. Knows the state folder; the pipeline runs the lines.
+is one that was submitted and has not ended. Knows the folder of files
+and batches (state_folder.py); the pipeline runs the lines.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BatchJob:
         # True while the server ends. Errors may then come from that, so they don't end the batch.
         self.ending = False
         self.held_up = False  # True after a disk error, until the batch makes progress
-        self._running: Pipeline | None = None  # set while lines run at the engine
+        self._running: Pipeline | None = None  # None unless lines run at the engine
         self._unserved = self._at_work = False
         # code and message of the error that ends the batch
         self._failure: tuple[str, str] | None = None
@@ -75,8 +76,9 @@ class BatchJob:
 
     @property
     def waits_for(self) -> str | None:
-        """Reason why the batch waits: "disk" (an error of the state folder's disk), "model" (the
-        server has another model than the batch), "turn" (other batches run). None while it runs."""
+        """Reason why the batch waits: "disk" (an error of the disk with the batches' files),
+        "model" (the server has another model than the batch), "turn" (other batches run). None
+        while it runs."""
         if self.held_up:
             return "disk"
         if self._unserved:
@@ -178,7 +180,7 @@ class BatchJob:
         facts = self._shared.lines.service.client.facts
         return LineCheck(self._row.endpoint, self._model, facts, self._shared.limits)
 
-    # --- the arrows
+    # --- the work of each status (the arrows above)
 
     async def _validate(self) -> None:
         """Checks all lines. The batch goes on if any line is good. If it was cancelled before, no
@@ -249,7 +251,7 @@ class BatchJob:
         finally:
             if running.evidence:
                 suspects = running.suspects.with_death(running.evidence)
-                # if this fails, the next death records them
+                # if this fails, they are recorded at the engine's next death
                 with contextlib.suppress(sqlite3.Error, OSError):
                     await self._state.attempt(self._state.database.note, self.id, suspects=suspects)
             self._running = None
@@ -274,7 +276,7 @@ class BatchJob:
         await state.attempt(state.database.finish, self.id, status, files)
         await state.attempt(state.file_store.remove_batch, self.id)
 
-    # --- errors
+    # --- errors that end a batch
 
     def _judge(self, error: BaseException) -> tuple[str, str]:
         """Returns code and message of the error that ended the batch, and prints it for the
@@ -325,7 +327,7 @@ class BatchJob:
             await self._name(output)
         return await self._state.attempt(adopt_output, self._state.file_store, self._row)
 
-    # --- helpers
+    # --- helpers: counts, and statuses in the database
 
     async def _count(self, output: BatchOutput) -> None:
         """Publishes the numbers of results on the disk. Writes them to the database first, so that

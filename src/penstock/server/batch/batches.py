@@ -85,7 +85,7 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
-    """Adds a batch to the database. Runs in the state folder's thread, so that no other change
+    """Adds a batch to the database. Runs in StateFolder's only thread, so that no other change
     comes between the check of its file and the insert. Raises HttpError."""
     database, most = manager.state.database, manager.limits.max_unfinished
     if file_in(database, row.input_file_id, row.owner, "input_file_id").purpose != "batch":

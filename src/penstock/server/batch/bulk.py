@@ -111,7 +111,7 @@ class BulkStream(Response):
 
 
 class BulkLine:
-    """A line that the engine is running."""
+    """A line of a bulk request, while the engine runs it."""
 
     __slots__ = ("active", "answer", "choices", "custom_id", "marked", "number", "places", "timer")
 
@@ -161,7 +161,7 @@ class BulkRun:
         )
         self._open: dict[BulkLine, None] = {}
         self._ready: list[BulkLine] = []  # lines with new deltas
-        self._results: list[bytes] = []  # results that were not sent yet
+        self._results: list[bytes] = []  # results (lines of JSON) that were not sent yet
         self._waiting = 0  # bytes of these results
         self._news, self._taken = asyncio.Event(), asyncio.Event()
 
@@ -297,7 +297,7 @@ class BulkRun:
             self._news.set()
 
     def _end(self, line: BulkLine, error: BaseException) -> None:
-        """Ends a line with an error."""
+        """Ends a line of a bulk request with an error."""
         if line in self._open:
             self._tell(line.number, line.custom_id, self._bulk.lines.fault(error, self.id))
             self._leave(line)

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from penstock.errors import UsageError
 
 VERSION = 6  # version of the table definitions, stored in the database
-OVER = ("completed", "failed", "cancelled", "expired")  # final statuses
-ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # all other statuses
+OVER = ("completed", "failed", "cancelled", "expired")  # statuses of batches that have ended
+# statuses of batches that have not ended
+ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")
 
 _TABLES = """
 CREATE TABLE files (
@@ -94,8 +95,8 @@ Row = TypeVar("Row", FileRow, BatchRow)
 
 
 class BatchDatabase:
-    """The database of one state folder. Each method is one transaction,
-    and raises sqlite3.Error."""
+    """The database of one server's files and batches. Each method is one transaction, and raises
+    sqlite3.Error."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
         """beside: True if the folder has file contents already, so that a missing database is an
@@ -128,7 +129,7 @@ class BatchDatabase:
     def close(self) -> None:
         self._db.close()
 
-    # --- files
+    # --- the table of files
 
     def add_file(self, row: FileRow) -> None:
         self._insert("files", [row])
@@ -163,7 +164,7 @@ class BatchDatabase:
         found = self._db.execute(statement, (file_id,)).fetchone()
         return None if found is None else str(found["id"])
 
-    # --- batches
+    # --- the table of batches
 
     def add_batch(self, row: BatchRow) -> None:
         self._insert("batches", [row])
@@ -234,7 +235,7 @@ class BatchDatabase:
                 files.update(str(name) for name in named if name is not None)
         return files, kept, over
 
-    # --- helpers
+    # --- helpers for both tables
 
     def _insert(self, table: str, rows: Iterable[FileRow | BatchRow]) -> None:
         for row in rows:

@@ -1,5 +1,5 @@
-"""Errors of the state folder's disk. Decides which are temporary and which mean damage, and defines
-the errors that clients get. Knows errors; no file, no database.
+"""Errors of the disk with batches' files. Decides which are temporary and which mean
+damage, and defines the errors that clients get. Knows errors; no file, no database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FULL = (
 
 
 class StorageError(HttpError):
-    """Raised when the state folder's disk is full or fails."""
+    """Raised when the disk that holds files and batches is full or fails."""
 
     status, code = 507, "storage"
 

@@ -34,7 +34,7 @@ from penstock.server.batch.disk_errors import FileDamagedError, describe
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
-_PART = ".part"  # suffix of a content that is being written
+_PART = ".part"  # suffix of a file that is still being written
 _DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
 # error numbers of opening a link, a folder, a socket
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
@@ -49,7 +49,8 @@ def new_batch_id() -> str:
 
 
 class FileStore:
-    """The contents of one state folder. Its methods raise OSError."""
+    """The contents of the files that clients uploaded or batches made. Its methods raise
+    OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.files, self.batches = folder, folder / "files", folder / "batches"
@@ -144,7 +145,7 @@ class ContentDraft:
         self._target, self._part = target, _part_of(target)
         self.size = 0
         self._hash = hashlib.sha256()
-        # closed by keep or drop
+        # closed by keep() or drop()
         self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """/v1/files: upload, list, get, content, delete. Answers with OpenAI's file objects, from the
-database and the file store. Knows HTTP and the state folder; of batches only whether one still
-reads a file.
+database and the file store. Knows HTTP and the state folder (state_folder.py); of batches only
+whether one still reads a file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ async def _take(
     return row
 
 
-# The next three functions run in the state folder's thread, so no other change comes in between.
+# The next three functions run in the only thread that uses the database (state_folder.py), so no
+# other change comes in between.
 
 
 def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
@@ -230,7 +231,7 @@ async def known_file(manager: BatchManager, request: Request, owner: str) -> Fil
 
 
 def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
-    """Returns the row of a file. Runs in the state folder's thread. param: the parameter with the
+    """Returns the row of a file. Runs in StateFolder's thread. param: the parameter with the
     id, for the error. Raises HttpError."""
     row = database.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # most lines read at a time, since lines of two bytes take fifty times their size in memory
 READ_LINES = 4_096
 SLICE = 0.002  # seconds of checking in one turn of the event loop
-LONGEST_MESSAGE = 300  # characters of the message about one line
+LONGEST_MESSAGE = 300  # most characters of the error message about one line
 # most spans of bad lines' numbers; of further ones only the count and the last number are kept
 MOST_SPANS = 1_000
 _BOM = b"\xef\xbb\xbf"
@@ -240,7 +240,7 @@ def _without_frames(error: LineError) -> LineError:
 
 
 async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputSurvey:
-    """Checks every line. Raises OSError."""
+    """Checks every line of an input file. Raises OSError."""
     found = InputSurvey()
     told_bytes = 0
     beyond = LineNumbers(MOST_SPANS)  # numbers of the bad lines that are not listed in full
@@ -267,7 +267,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
 
 
 def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
-    """Returns the error's message, cut to `longest` characters."""
+    """Returns the message of a line's error, cut to `longest` characters."""
     message = str(error)
     return message if len(message) <= longest else message[: longest - 3] + "..."
 

@@ -23,7 +23,7 @@ LOOK_EVERY = 0.1  # seconds between two checks for a ready replica
 
 
 class BatchManager:
-    """Runs the batches of one state folder."""
+    """Runs the batches whose files and database are in one folder."""
 
     def __init__(
         self, service: AppState, state: StateFolder, limits: BatchJobLimits | None = None

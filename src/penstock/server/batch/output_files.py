@@ -97,7 +97,7 @@ class BatchOutput:
             self._errors.close()
 
 
-# --- the end of a batch
+# --- moving a batch's results to the file store at its end
 
 
 def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:

@@ -86,11 +86,11 @@ class Pipeline:
     ) -> None:
         self._shared, self._path, self._new_check = shared, path, new_check
         self._output, self._counted = output, counted
-        # outcomes to write; None marks the end
+        # results of lines, to be written; None marks the end
         self._outbox: asyncio.Queue[LineOutcome | None] = asyncio.Queue()
         self._owner, self._cancelled = owner, cancelled
-        self._answer_bytes = 0.0  # mean bytes of a sample's answer
-        self._kept = 0  # bytes of outcomes that are not yet written
+        self._answer_bytes = 0.0  # mean bytes of the answer of one sample
+        self._kept = 0  # bytes of results that are not yet written
         self._stage = 0  # stage (poison_lines.py) of the lines that run now
         # requests that the engine is running, by line number
         self._at_engine: dict[int, LineRequest] = {}
@@ -98,7 +98,7 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Number of lines at the engine."""
+        """Returns the number of lines that the engine is running."""
         return len(self._at_engine)
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -125,7 +125,7 @@ class Pipeline:
         self._let_go(self._kept)
 
     async def _feed(self) -> None:
-        """Computes every line's outcome, stage by stage."""
+        """Computes the results of all lines, stage by stage."""
         begun = time.monotonic()
         stage: int | None = 0
         while stage is not None:
@@ -136,7 +136,7 @@ class Pipeline:
             stage = self.suspects.stage_after(stage)
 
     async def _pass(self) -> None:
-        """Runs all lines of the present stage."""
+        """Runs all lines of the present stage (poison_lines.py)."""
         try:
             async with asyncio.TaskGroup() as rows:
                 async for number, found in verdicts(

@@ -52,7 +52,7 @@ class PoisonLines:
         )
 
     def forget(self, number: int) -> None:
-        """Removes the points of a finished line."""
+        """Removes the points of suspicion of a finished line."""
         self._points.pop(number, None)
 
     def with_death(self, evidence: Mapping[int, int]) -> str:

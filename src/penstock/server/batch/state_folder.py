@@ -1,6 +1,6 @@
-"""The state folder of files and batches. Has the database, the files' contents and a lock. One
-thread does its disk work: `await state.call(state.database.file, ...)`. Knows the folder's parts;
-no HTTP, no engine."""
+"""Folder of files and batches (--state-dir). Has the database, the files' contents and
+a lock. One thread does its disk work: `await state.call(state.database.file, ...)`. Knows the
+folder's parts; no HTTP, no engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _BESIDE = frozenset({"lost+found"})
 
 
 class StateFolder:
-    """An open state folder. Raises UsageError for an unsuitable folder, CapacityError if another
-    server uses it."""
+    """An open folder of files and batches. Raises UsageError for an unsuitable folder,
+    CapacityError if another server uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,8 +76,8 @@ class StateFolder:
 
 @contextlib.contextmanager
 def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
-    """Opens the state folder for a block; yields None without a folder. Raises the errors of
-    StateFolder."""
+    """Opens the folder of files and batches for a block; yields None without a folder. Raises the
+    errors of StateFolder."""
     if folder is None:
         yield None
         return

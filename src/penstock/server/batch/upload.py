@@ -15,8 +15,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from penstock.server.openai.http_errors import HttpError
 
 MOST_PARTS = 16
-LONGEST_FIELD = 1024  # bytes of a part that is no file
-LONGEST_NAME = 255  # characters of a file's name that are kept
+LONGEST_FIELD = 1024  # most bytes of a form field that is no file
+LONGEST_NAME = 255  # most characters kept of a file's name
 
 
 class UploadParser:
@@ -53,7 +53,7 @@ class UploadParser:
             )
 
     def write(self, data: bytes) -> None:
-        """Parses a piece of the body. Raises HttpError."""
+        """Parses a piece of the upload's body. Raises HttpError."""
         with _well_formed():
             self._parser.write(data)
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 from penstock.errors import UsageError
 
 ENVIRONMENT = "PENSTOCK_API_KEY"
-LONGEST = 512  # most characters of a key
+LONGEST = 512  # most characters of an API key
 NAMED_BY = 8  # hex digits of its SHA-256 that name a key without a name
 # most keys; each request is compared with all of them, which takes about 1 us per key
 MOST = 10_000
@@ -34,7 +34,7 @@ class Key:
 
     name: str
     digest: str
-    number: int = 0  # position among the keys, from 1
+    number: int = 0  # position among the API keys, from 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     admin: bool = False

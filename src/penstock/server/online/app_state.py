@@ -66,10 +66,10 @@ class AppState:
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)
     # the thread that parses long bodies
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
-    sandbox_pool: SandboxPool | None = None  # created at the first use
-    turns: SandboxTurns = field(init=False)  # order of the jobs in the sandboxes
+    sandbox_pool: SandboxPool | None = None  # None until it is first used
+    turns: SandboxTurns = field(init=False)  # order in which jobs use the sandboxes
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
-    # True once the note about cache_control was printed
+    # True once the note about requests' cache_control was printed
     marked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of, error_headers, names_of
 
 ROOT = "/"
-OPEN_PATHS = ("/health", "/health/live", ROOT)  # paths that need no key
+OPEN_PATHS = ("/health", "/health/live", ROOT)  # paths that need no API key
 # prefixes of paths for health probes, which are answered at any load and left out of the access log
 PROBES = (
     "/health",
@@ -155,7 +155,7 @@ class AuthMiddleware:
                     scope["headers"], may_lack_host=may_lack_host
                 )
             except HttpError as error:
-                # the access log reads it
+                # the access log reads the error's names there
                 scope.setdefault("state", {})["refused"] = names_of(error)
                 headers = error_headers(error) | (
                     {"www-authenticate": "Bearer"} if error.status == 401 else {}

@@ -19,7 +19,7 @@ JSON = "application/json"
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """Returns a small JSON answer."""
+    """Returns an answer with `content` as JSON."""
     return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
@@ -60,7 +60,7 @@ class BufferedBody:
         self._budget, self.pieces = budget, pieces
         self.bytes = 0
         self.given_up = False
-        self._taken = 0  # number of pieces that `take` has returned
+        self._taken = 0  # number of `pieces` that `take` has returned
 
     def __enter__(self) -> BufferedBody:
         self._budget.add(self, sum(map(len, self.pieces)))
@@ -83,7 +83,7 @@ class BufferedBody:
         self.check()
 
     def check(self) -> None:
-        """Raises AnswerTooLargeError if the body was given up."""
+        """Raises AnswerTooLargeError if the body was given up to save memory."""
         if self.given_up:
             raise AnswerTooLargeError
 
@@ -114,7 +114,7 @@ class ResponseBudget:
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
         self.most, self.piece = most, piece
         self.bytes = 0  # bytes of all counted bodies, including kept ones
-        self.kept = 0  # bytes of kept bodies
+        self.kept = 0  # bytes of the kept bodies among them
         self._held: set[BufferedBody] = set()
         self._less_kept = asyncio.Event()
 
@@ -129,7 +129,7 @@ class ResponseBudget:
         self._count(size)
 
     def remove(self, held: BufferedBody) -> None:
-        """Stops counting a body. Idempotent."""
+        """Stops counting a body's bytes. Idempotent."""
         self.bytes -= held.bytes
         held.bytes = 0
         self._held.discard(held)
@@ -145,7 +145,7 @@ class ResponseBudget:
         self._less_kept.set()
 
     async def until_kept(self, most: int) -> None:
-        """Waits until at most `most` bytes are kept."""
+        """Waits until the kept bodies have at most `most` bytes."""
         while self.kept > most:
             self._less_kept.clear()
             await self._less_kept.wait()

@@ -13,7 +13,7 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 
-# answer headers that pages may read
+# answer headers that scripts of web pages may read
 SHOWN = (
     "retry-after",
     "www-authenticate",

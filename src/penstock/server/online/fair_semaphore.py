@@ -33,11 +33,11 @@ class FairSemaphore:
     def __init__(self, places: int, bytes: int = 0) -> None:
         self.capacity = (places, bytes)
         self._taken = (0, 0)
-        self._held: Counter[str] = Counter()  # number of taken places by owner
+        self._held: Counter[str] = Counter()  # owner -> number of places that it has taken
         self._waiting: list[_Waiter] = []  # waiting callers; empty if there is room
 
     async def acquire(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
-        """Waits for room and takes it."""
+        """Waits until `places` and `bytes` are free, and takes them."""
         waiter = _Waiter(owner, (places, bytes), asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._let_in()

@@ -38,8 +38,8 @@ from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
-# seconds of work for a request before the server begins to watch whether its client is still
-# connected
+# seconds after which the server, while it prepares a request, begins to watch whether the client is
+# still connected
 UNWATCHED = 0.005
 Result = TypeVar("Result")
 
@@ -218,7 +218,7 @@ async def _answer(work: RequestWork, call: Call) -> Response:
     state, request = work.state, work.request
     answer = await answer_to(call, state.model, state.spellings)
     active = ActiveCall(state, call, work.ticket)
-    request.state.call_metrics = active.call_metrics  # the access log reads it
+    request.state.call_metrics = active.call_metrics  # the access log reads the metrics there
     if call.stream:
         return EventStream(state, active, answer, work.deadline)
     try:
@@ -287,5 +287,5 @@ class RequestWork:
 
 def refuse(request: Request, error: PenstockError) -> Response:
     """Returns the answer to a request that ended in a PenstockError."""
-    request.state.refused = names_of(error)  # the access log reads it
+    request.state.refused = names_of(error)  # the access log reads the error's names there
     return Response(body_of(error), status_of(error), error_headers(error), media_type=JSON)

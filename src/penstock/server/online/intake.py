@@ -60,7 +60,7 @@ class BodyTimeouts:
             ) from None
 
     def close(self) -> None:
-        """Ends all waits for bodies, for a shutdown."""
+        """Ends all waits for request bodies, for a shutdown."""
         self._closed = True
         for patience in self._open:
             if not patience.expired():

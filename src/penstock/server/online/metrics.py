@@ -131,7 +131,7 @@ class Board:
     whichever process computes them.
     """
 
-    _WIDTH = 512  # numbers in a row; Metrics has about 270
+    _WIDTH = 512  # room for numbers in a process's row; Metrics has about 270
 
     def __init__(self, descriptor: int, row: int, rows: int) -> None:
         memory = mmap.mmap(descriptor, rows * self._WIDTH * 8)
@@ -202,7 +202,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric."""
+        """Yields every metric, for Prometheus."""
         yield from self._of_engines()
         names, values = list(self._labels), list(self._labels.values())
         success = CounterMetricFamily(

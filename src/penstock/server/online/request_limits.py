@@ -25,8 +25,8 @@ QUEUED_TOKENS = 16 * 1024 * 1024
 WINDOW = 10.0
 # seconds to wait while the drain rate is unknown, since there was work for less than WINDOW
 FIRST_WAIT = 5
-LONGEST_WAIT = 60  # seconds; OpenAI's clients ignore a longer Retry-After
-NOBODY = ""  # owner of requests without a key
+LONGEST_WAIT = 60  # most seconds in Retry-After; OpenAI's clients ignore longer ones
+NOBODY = ""  # owner name of requests without an API key
 
 
 class QueueFullError(HttpError):
@@ -46,10 +46,11 @@ class Pool:
         self.most = most
         self.total = 0
         self._clock = clock
-        # seconds in which anything was open, up to the last time that nothing was
+        # seconds in which anything was open, counted up to the time `_since`
         self._worked = 0.0
-        self._since = 0.0  # time since which something is open
-        # [second of work, amount given back in it] for the last WINDOW seconds of work
+        self._since = 0.0  # time of the last change of `total`
+        # [number of the second, amount given back in it] for the last WINDOW seconds, where seconds
+        # count only while something is open
         self._drained: deque[list[float]] = deque()
         keys = max(keys, 1)
         # amount reserved for each key; with many keys 1, if the limit allows
@@ -91,7 +92,7 @@ class Pool:
         self._drained[-1][1] += amount
 
     def rate(self) -> float:
-        """Returns the drain rate: the amount given back per second of work."""
+        """Returns the drain rate: the amount given back per second in which anything was open."""
         now = self.worked()
         while self._drained and self._drained[0][0] < now - WINDOW:
             self._drained.popleft()
@@ -204,7 +205,7 @@ class Ticket:
         self._tokens = tokens
 
     def ended(self, samples: int) -> None:
-        """Gives back `samples` that have ended."""
+        """Gives back the room of `samples` samples that have ended."""
         samples = min(samples, self._reqs)
         self._reqs -= samples
         if samples:

@@ -107,7 +107,7 @@ async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -
     except HttpError:
         raise
     except UsageError as error:
-        if error.param == "prompt":  # the format exceeded the sandbox's limits
+        if error.param == "prompt":  # compiling the format exceeded the sandbox's limits
             message = (
                 f"{field} cannot be served: to compile this takes too much time or memory: make it"
                 " simpler"

@@ -72,7 +72,7 @@ class AnswerReading:
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
-        self._wrapped: tuple[str, str] | None = None  # marks that may enclose the content
+        self._wrapped: tuple[str, str] | None = None  # marks that may enclose the answer's content
         self._marks_of_thought = THINK
         self._harmony = tools.parsers.harmony
         parser = None if self._harmony else tools.parsers.reasoning_parser

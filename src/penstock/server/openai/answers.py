@@ -52,13 +52,13 @@ class BaseAnswer:
         self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
-        self._begun: set[int] = set()  # choices whose first event was made
+        self._begun: set[int] = set()  # choices of which an event was made
         # choice -> number of its tokens so far, if every event reports it
         self._made: dict[int, int] = {}
         # prompt index -> JSON about the prompt at the end of each of its choices
         self._about_prompts: dict[int, bytes] = {}
 
-    # -- methods for subclasses
+    # -- what subclasses define
 
     tells_prompt = True  # True if return_token_ids returns the prompt's ids too
 
@@ -80,7 +80,7 @@ class BaseAnswer:
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
         raise NotImplementedError
 
-    # -- one body
+    # -- answers sent whole
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
@@ -133,7 +133,7 @@ class BaseAnswer:
             about += b',"prompt_logprobs":' + _encode(prompt_logprobs(positions, self._spell))
         return about + b"}"
 
-    # -- events
+    # -- answers sent as events
 
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None

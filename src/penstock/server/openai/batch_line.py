@@ -66,7 +66,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
     def form(self) -> CompletionForm | ChatForm:
-        """Parses the body. Raises HttpError."""
+        """Parses the line's body. Raises HttpError."""
         return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
@@ -171,7 +171,7 @@ class LineNumbers:
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._most = most
-        self._spans: list[list[int]] = []  # [first, last] of each span
+        self._spans: list[list[int]] = []  # first and last line number of each span
         self._size = self._untold = self._last = 0
 
     def __len__(self) -> int:

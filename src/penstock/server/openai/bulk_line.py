@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_line(line: bytes, limits: HttpLimits) -> Json:
-    """Returns the line's JSON object. Raises HttpError."""
+    """Returns the JSON object that a line holds. Raises HttpError."""
     return read_object(line, limits)
 
 
@@ -164,7 +164,7 @@ class PackedAnswer(CompletionAnswer):
 
 
 def _chosen(delta: Delta) -> Any:
-    """Returns the logprob of each sampled token, [tokens]."""
+    """Returns the logprob of each sampled token of a delta, [tokens]."""
     scores = delta.logprobs or []
     if isinstance(scores, LazyLogprobs):
         return scores.columns[1]

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.request import StructuredOutputsParams
 
-KEPT = 4_096  # most formats that are remembered
+KEPT = 4_096  # most answer formats that are remembered as valid
 
 
 class CheckedForms:
@@ -27,7 +27,7 @@ class CheckedForms:
         return key in self._seen
 
     def add(self, form: StructuredOutputsParams) -> None:
-        """Remembers that the format is valid."""
+        """Remembers that the answer format is valid."""
         self._seen[_digest(form)] = None
         if len(self._seen) > KEPT:
             self._seen.popitem(last=False)

@@ -82,7 +82,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def given(self) -> Json:
-        """The fields that the body has, by name."""
+        """Returns the fields that the client gave, by name."""
         return {
             name: value
             for name in self.__struct_fields__
@@ -98,7 +98,7 @@ class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def made(self) -> StopWhen:
-        """The condition as a StopWhen. Raises UsageError."""
+        """Returns this condition as a StopWhen. Raises UsageError."""
         return StopWhen(pattern=self.pattern, agree=self.agree)
 
 

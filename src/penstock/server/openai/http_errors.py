@@ -23,7 +23,7 @@ from penstock.errors import (
 
 # characters of a message, since it may quote a long value
 LONGEST_MESSAGE = 600
-# message of a FaultError, an unexpected error
+# the client's message after an unexpected error (FaultError)
 FAILED = "the server failed at this request; its log says how"
 DIED = (
     "the engine died, and the server ends: send the request again once it runs, or to another one"

@@ -23,14 +23,14 @@ class HttpLimits:
     max_body_bytes: int = 32 * 1024 * 1024
     # values in one body's JSON; this and the next two are counted before it is parsed
     max_values: int = 8 * 1024 * 1024
-    max_texts: int = 1024 * 1024  # strings and field names in one body's JSON
-    max_lists: int = 128 * 1024  # lists and objects in one body's JSON
+    max_texts: int = 1024 * 1024  # most strings and field names in one body's JSON
+    max_lists: int = 128 * 1024  # most lists and objects in one body's JSON
     max_prompts: int = 8_192  # most prompts of one body
     max_messages: int = 16_384
-    max_parts: int = 65_536  # content parts of all messages of one body
+    max_parts: int = 65_536  # most content parts of all messages of one body
     # bytes of all buffered answers; above it the largest one is given up
     max_answer_bytes: int = 2 * 1024 * 1024 * 1024
-    max_reading_bytes: int = 512 * 1024 * 1024  # bytes of all bodies being received
+    max_reading_bytes: int = 512 * 1024 * 1024  # most bytes of all bodies that are being received
     # bytes of all large bodies together, from their headers until they are token ids
     max_large_bytes: int = 64 * 1024 * 1024
     body_seconds: float = 30.0  # seconds to receive a body, plus one second per 16 KiB
@@ -42,7 +42,7 @@ class HttpLimits:
     max_num_queued_tokens: int | None = None  # prompt tokens that wait or run; None: 16 Mi
     # seconds that a request may take; None: no limit
     request_seconds: float | None = None
-    max_header_bytes: int = 64 * 1024  # bytes of a request line and its headers
+    max_header_bytes: int = 64 * 1024  # most bytes of a request line and its headers
     header_seconds: float = 10.0  # seconds to receive the request line and headers
     stall_seconds: float = 60.0  # seconds that a client may leave 48 KiB of its answer unread
     max_connections: int | None = None  # open connections; None: as many as file descriptors allow

@@ -17,7 +17,7 @@ def check_values(body: bytes | bytearray, limits: HttpLimits, part: int = PART) 
     JSON exactly. For invalid JSON, counts at least the values that a parser makes before it finds
     the error. part: bytes examined at once."""
     if len(body) <= min(limits.max_values, limits.max_texts, limits.max_lists):
-        return  # each value takes at least one byte
+        return  # within all limits, since each value takes at least one byte
     if _excess(body, limits, part, in_texts=True) is None:
         return
     # Backslashes occur only in strings. Removing escaped backslashes first leaves only escaped

@@ -32,8 +32,8 @@ class Tables(NamedTuple):
     """Spellings for completions, by token id; each list and array has `size` entries, the
     vocabulary's."""
 
-    words: list[bytes]  # JSON of each spelling, as b'"word"'
-    lengths: NDArray[np.int32]  # characters of each spelling
+    words: list[bytes]  # spelling of each token in JSON, as b'"word"'
+    lengths: NDArray[np.int32]  # characters of each token's spelling
     # hash of the spelling, equal for equal spellings (different ones collide with probability
     # 2**-64)
     same: NDArray[np.int64]
@@ -42,8 +42,8 @@ class Tables(NamedTuple):
 class ChatTables(NamedTuple):
     """Pieces of JSON for chats, by token id; each list has `size` entries, the vocabulary's."""
 
-    leads: list[bytes]  # the beginning of each entry, as b'{"token":"word","logprob":'
-    ends: list[bytes]  # the entry's part with the bytes, as b',"bytes":[119,111,114,100]'
+    leads: list[bytes]  # beginning of each token's JSON, as b'{"token":"word","logprob":'
+    ends: list[bytes]  # the part with each token's bytes, as b',"bytes":[119,111,114,100]'
 
 
 class Spelling:
@@ -190,7 +190,8 @@ def _with_likely(
     logprobs. tokens, chosen: own ids and logprobs [t]. likely, values: likely ids (-1: none) and
     logprobs [t, k]. An object has each key only once, so of several ids with one spelling only the
     own token or the likeliest stays."""
-    ids = np.concatenate((tokens[:, None], likely), axis=1)  # [t, 1 + k]
+    # [t, 1 + k]: the token's own id, then the likely ones
+    ids = np.concatenate((tokens[:, None], likely), axis=1)
     missing, same = ids < 0, tables.same[ids]
     stays = ~missing
     for place in range(1, ids.shape[1]):
@@ -272,7 +273,7 @@ def _check_length(ids: Sequence[int], positions: Positions) -> None:
         raise ValueError(f"{len(ids)} tokens came up with the logprobs of {len(positions)}")
 
 
-# --- positions that are dicts
+# --- logprobs that are dicts, one per position
 
 
 def _floor(value: float) -> float:

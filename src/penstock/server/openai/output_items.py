@@ -11,7 +11,7 @@ from penstock.server.openai.read_answers import new_call_id
 from penstock.text.parsers.pieces import AnswerPiece
 
 Json = dict[str, Any]
-Event = tuple[str, Json]  # event type without `response.`, and its fields
+Event = tuple[str, Json]  # type without its prefix `response.`, and fields
 
 
 def new_id(prefix: str) -> str:
@@ -26,7 +26,7 @@ class OutputItems:
         self.items: list[Json] = []
         self._open: Json | None = None
         self._call = -1
-        self._texts: list[str] = []  # text of the open item, in parts
+        self._texts: list[str] = []  # pieces of the open item's text
 
     def take(self, piece: AnswerPiece) -> list[Event]:
         """Adds a piece of the answer. Returns its events."""

@@ -41,7 +41,7 @@ class ResponsesAnswer(BaseAnswer):
         self._items = OutputItems()
         self._reader: Reader = call.reader() if call.reader is not None else AnswerReader()
         self._tokens: list[int] = []
-        self._number = 0  # number of the next event
+        self._number = 0  # sequence number of the next event
         self._status = "in_progress"
         self._why = ""  # reason why the answer is incomplete
         # the field with the weights' version, if they were updated while serving
@@ -55,7 +55,7 @@ class ResponsesAnswer(BaseAnswer):
         return _encode(self._items.items)
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
-        """Returns the whole response."""
+        """Returns the whole response as JSON."""
         return [
             _encode(
                 {
@@ -69,7 +69,7 @@ class ResponsesAnswer(BaseAnswer):
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """Returns the events of one delta."""
+        """Returns the events to send for one delta."""
         begin: list[Event] = []
         if not self._number:
             begin = [

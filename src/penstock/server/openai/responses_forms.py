@@ -204,7 +204,7 @@ def _asked(raw: Json, form: ResponsesForm) -> Json:
     }
 
 
-# --- items
+# --- input items
 
 
 class ItemMessage(Struct, forbid_unknown_fields=True, kw_only=True):

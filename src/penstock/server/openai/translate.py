@@ -222,7 +222,7 @@ class CompletionParams:
     only_prompt: bool
 
     def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts, tenant: int = 0) -> Call:
-        """Returns the call for these prompts. Raises ContextLengthError."""
+        """Returns the call of the engine for these prompts. Raises ContextLengthError."""
         form = self.form
         tokens_only = None
         if isinstance(form, TokensForm):

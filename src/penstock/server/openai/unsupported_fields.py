@@ -166,7 +166,7 @@ MESSAGE: dict[str, Argument] = {
     ),
 }
 
-CALLED: dict[str, Argument] = {  # a function that an earlier answer called
+CALLED: dict[str, Argument] = {  # fields of a function that an earlier answer called
     **named(
         "parsed_arguments",
         object,

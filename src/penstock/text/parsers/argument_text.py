@@ -93,7 +93,7 @@ def _property(plain: Plain, key: str) -> Schema:
 
 
 def _all(schemas: list[Schema]) -> Schema:
-    """Returns one schema that requires all of these."""
+    """Returns one schema that requires all of the given ones."""
     said = [schema for schema in schemas if schema is not True and schema != {}]
     if len(said) < 2:
         return said[0] if said else True
@@ -134,7 +134,7 @@ class Alternative:
 
     @property
     def others(self) -> frozenset[str]:
-        """The allowed types other than string."""
+        """Returns the allowed JSON types except string."""
         return self.kinds - {"string"}
 
     def fits(self, made: str) -> bool:
@@ -262,7 +262,7 @@ class Arguments:
         return ArgumentText(found or [Alternative.of([])])
 
     def read(self, key: str, text: str) -> str:
-        """Returns an argument's JSON."""
+        """Returns the JSON of an argument. key: its name. text: what the model wrote."""
         made = self.text(key).read(text)
         if len(self._shapes) > 1:
             fitting = [

@@ -26,7 +26,7 @@ class CallObject:
         self.named, self.raw = False, ""
         self._broken = False
         self._name: str | None = None
-        self._name_text = ""  # the name's JSON text so far
+        self._name_text = ""  # JSON text of the function's name so far
         self._key: str | None = None  # key under which the arguments stand
         self._arguments: list[str] = []  # JSON of the arguments that was not returned yet
         self._whole = False  # True once all arguments have come

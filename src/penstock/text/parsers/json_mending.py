@@ -18,7 +18,7 @@ _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
 _WORD = re.compile(r"""[^\s,:\[\]{}()"'<]+""")
-_TUPLE = {"(": "[", ")": "]"}  # brackets of Python's tuples
+_TUPLE = {"(": "[", ")": "]"}  # bracket of a Python tuple -> bracket in JSON
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
@@ -33,7 +33,7 @@ class JsonMender:
         # the next expected part: "value", "key", ":", or "," for a comma or an end
         self._expects = "value"
         self._open: list[str] = []  # closing brackets that are still missing
-        self._quote = ""  # quote of the open string
+        self._quote = ""  # quote with which the open string began
         self._held = ""  # an incomplete word or escape
         self._between = ""  # white space and comma before the next token
 

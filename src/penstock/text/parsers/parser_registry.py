@@ -162,7 +162,7 @@ class AnswerReader:
             parallel,
             None if wrapped is None else reasoning.Unwrapped(*wrapped),
         )
-        self.called = 0  # number of calls that have begun
+        self.called = 0  # number of tool calls that have begun
 
     @property
     def thought_length(self) -> int:

@@ -73,9 +73,9 @@ class Qwen3CoderParser(TurningParser):
             ""
         )
         self._opened = ""  # the opening tag BEGIN before the call; "" if it was omitted
-        self._stopped = False  # True once no more text comes
+        self._stopped = False  # True once the answer has ended
         self._arguments = Arguments(Tool(name=""))  # arguments of the open call
-        self._told: set[str] = set()  # keys of its arguments that were returned
+        self._told: set[str] = set()  # names of the open call's arguments that were returned
         self._beside = ""  # text between the open call's arguments
         self._key = ""
         self._value = ArgumentText([])
@@ -128,7 +128,7 @@ class Qwen3CoderParser(TurningParser):
             self._opened, self._within = mark if mark == BEGIN else "", BEGIN
         return bool(mark)
 
-    # --- a call
+    # --- text of a call around its arguments
 
     def _in_call(self, found: list[AnswerPiece]) -> bool:
         """Handles the text between a call's opening tag and its first argument or end. Any other
@@ -190,7 +190,7 @@ class Qwen3CoderParser(TurningParser):
         self._calls += 1
         self._within, self._beside = END, ""
 
-    # --- a value
+    # --- text of an argument's value
 
     def _begin_value(self, tag: regex.Match[str]) -> None:
         self._key = _bare(tag["key"])

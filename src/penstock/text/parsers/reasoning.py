@@ -125,7 +125,7 @@ class Unwrapped:
         self._spoken = False  # True once some text within the marks was returned
 
     def feed(self, text: str) -> str:
-        """Reads further text. Returns it without the marks."""
+        """Reads further text. Returns the answer in it, without the marks around."""
         self._held += text
         if self._at == "start" and not self._starts():
             return ""
@@ -143,7 +143,7 @@ class Unwrapped:
         return shown
 
     def end(self) -> str:
-        """Returns the text held back."""
+        """Returns the text held back so far."""
         text, self._held = self._held, ""
         return text
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from penstock.errors import UsageError
 
-Schema = Any  # a mapping or a bool
+Schema = Any  # a JSON schema, which is a mapping or a bool
 Plain = Mapping[str, Any]  # a schema without the keywords in TAKEN_APART
 Branch = list[Plain]
 

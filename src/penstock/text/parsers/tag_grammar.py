@@ -92,7 +92,7 @@ class _Arguments:
         self._rules: list[str] = []
 
     def rules(self) -> str:
-        """Returns the rules as Lark text. Raises UsageError."""
+        """Returns the tool's grammar rules as Lark text. Raises UsageError."""
         shapes = shapes_of(self._tool)
         if self._tool.strict:
             _check_strict(self._tool, shapes)
@@ -229,7 +229,7 @@ def _found(pattern: str) -> str:
 
 
 def _literal(pattern: str) -> str:
-    """Returns a regex in Lark's syntax."""
+    """Returns the regex as Lark spells it."""
     escaped = re.sub(
         r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL
     )

@@ -71,7 +71,7 @@ class TaggedParser(TurningParser):
         # before an argument or the call's end; "value" in a value
         self._within = ""
         self._opened = ""  # the mark before a call, until it certainly is a call
-        self._stopped = False  # True once no more text comes
+        self._stopped = False  # True once the answer has ended
         self._arguments = Arguments(Tool(name=""))  # arguments of the open call
         self._told = 0  # number of the open call's arguments that were returned
         self._key, self._value = "", ArgumentText([])

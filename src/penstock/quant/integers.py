@@ -19,7 +19,7 @@ from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 
-# inputs of an int4 scale group: the first size that divides a rank's inputs
+# inputs of an int4 scale group: the first size that divides the matrix's inputs
 MADE_GROUPS = (128, 64, 32)
 # Matrices with fewer inputs get groups of 32, since small models lose more by int4 (LOG.md,
 # 2026-11-27).

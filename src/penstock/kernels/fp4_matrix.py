@@ -6,8 +6,8 @@ the fourth bit is the sign. N: outputs (rows of the matrix), K: inputs.
 
   numbers   uint8 [N, K / 2], packed like four-bit integers (`kernels/int_matrix.py`)
   MXFP4     scale uint8 [N, K / 32]: 2 ** (byte - 127); 255 is NaN (OCP Microscaling Formats 1.0)
-  NVFP4     scale e4m3 [N, K / 16], and whole float64 [N], the factor of a row's scales; scale * whole
-            is rounded to float32 (arXiv:2509.25149)
+  NVFP4     scale e4m3 [N, K / 16], and whole float64 [N], the factor of a row's scales; scale *
+            whole is rounded to float32 (arXiv:2509.25149)
 
 A checkpoint stores the global scale as a float32. Group scales are divided by it
 (compressed-tensors) or multiplied (ModelOpt). In the first case `whole` is its reciprocal in

@@ -5,8 +5,8 @@ inputs; each has one scale and, in asymmetric quantization, one zero point. N: o
 matrix), K: inputs.
 
   8 bits        int8 [N, K], -128 to 127; in symmetric quantization the zero point is 0
-  4 bits        uint8 [N, K / 2], two numbers of 0 to 15 per byte; in symmetric quantization the zero
-                point is 8
+  4 bits        uint8 [N, K / 2], two numbers of 0 to 15 per byte; in symmetric quantization the
+                zero point is 8
   scales        [N, G] in the model's dtype
   zero points   [N, G] in the model's dtype, which holds them exactly; None: symmetric
 

@@ -32,8 +32,8 @@ class PrefixCostTimes:
 
 @dataclass(slots=True, frozen=True)
 class MeasuredSharing:
-    """Times measured on one device in bf16, per byte of KV, so that they apply to any head shape.
-    The fields are those of PrefixCostTimes, per byte."""
+    """Times measured on one device in bf16. The times of reading are per byte of KV, so that they
+    apply to any head shape."""
 
     device: str
     member_byte: (

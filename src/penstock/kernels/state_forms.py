@@ -1,8 +1,8 @@
 """Layouts of the state that layers keep between steps, as bytes of a storage tensor. A layout is
 called a form.
 
-  paged       a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV head;
-              LatentForm: one vector per token, whose first part is its value
+  paged       a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
+              head; LatentForm: one vector per token, whose first part is its value
   recurrent   a slot of fixed size per sequence. RecurrentForm: named arrays
 
 A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets, the

@@ -1,6 +1,6 @@
-"""Model types that are not served: reasons and alternatives. Knows names alone: those of all model
-types in transformers (`tests/models/test_unserved.py` compares them with the installed version),
-and of some models published with their own code."""
+"""Model types that are not served: the reason and an alternative for each. Knows names alone: those
+of all model types in transformers (`tests/models/test_unserved.py` compares them with the installed
+version), and of some models published with their own code."""
 
 from __future__ import annotations
 

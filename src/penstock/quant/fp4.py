@@ -2,8 +2,8 @@
 from a float dtype at load. In memory all have the layout of kernels/fp4_matrix.py. Tensors in a
 checkpoint:
 
-  compressed-tensors   `weight_packed` uint8 [out, in / 2]: two neighbours a byte, the first in the low
-                       nibble. NVFP4: `weight_scale` e4m3 [out, in / 16], which is divided by
+  compressed-tensors   `weight_packed` uint8 [out, in / 2]: two neighbours a byte, the first in the
+                       low nibble. NVFP4: `weight_scale` e4m3 [out, in / 16], which is divided by
                        `weight_global_scale` [1]. MXFP4: `weight_scale` uint8 [out, in / 32]
   ModelOpt (NVFP4)     `weight` like weight_packed, `weight_scale` e4m3 [out, in / 16], which is
                        multiplied by `weight_scale_2` []

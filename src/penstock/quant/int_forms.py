@@ -5,8 +5,8 @@ eight 4-bit numbers from the lowest bits up (with 8 bits: four numbers).
   awq      qweight [K, N / 8] words of eight outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7;
            qzeros [G, N / 8], packed like qweight; scales [G, N]
   gptq     qweight [K / 8, N] words of eight inputs (8 bits: [K / 4, N]);
-           qzeros [G, N / 8] words of eight outputs, each the zero point minus one (gptq_v2: the zero
-           point); scales [G, N]; g_idx [K], each input's group
+           qzeros [G, N / 8] words of eight outputs, each the zero point minus one (gptq_v2: the
+           zero point); scales [G, N]; g_idx [K], each input's group
   packed   weight_packed [N, K / 8] words of eight inputs (8 bits: [N, K / 4]), to which 8 (128) was
            added; weight_zero_point [N / 8, G] words of eight outputs, 8 (128) added as well;
            weight_scale [N, G]; weight_shape [2]

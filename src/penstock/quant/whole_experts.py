@@ -2,9 +2,9 @@
 in a float dtype with the input dimension first, or in MXFP4.
 
   float   `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
-  MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the first in the low nibble,
-          and `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); `down_proj_blocks` [E, d, F / 32,
-          16] and `down_proj_scales` [E, d, F / 32] in the same way
+  MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the first in the low
+          nibble, and `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); in the same way
+          `down_proj_blocks` [E, d, F / 32, 16] and `down_proj_scales` [E, d, F / 32]
   both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
 
 E: experts, d: hidden size, F: inner size of an expert. Rows of gate and up alternate among the 2F.

@@ -1,10 +1,10 @@
 """Chooses the experts of each token, and sorts rows by expert. All of it runs on the device, and
 sizes depend on the number of tokens alone, so that a step can be captured as a CUDA graph.
 
-  _route   a program per token: its k experts by the rules of a Routing, their weights, and the rank of
-           its row among the rows of each expert
-  _place   assigns each pair (token, choice) a slot, so that an expert's slots are adjacent, and divides
-           the slots into tiles of rows of one expert
+  _route   a program per token: its k experts by the rules of a Routing, their weights, and the rank
+           of its row among the rows of each expert
+  _place   assigns each pair (token, choice) a slot, so that an expert's slots are adjacent, and
+           divides the slots into tiles of rows of one expert
 
 The order in which programs arrive decides a pair's slot within its expert; this doesn't change the
 numbers of a row. With few tokens each pair is a tile of its own, and nothing is sorted. T: tokens,

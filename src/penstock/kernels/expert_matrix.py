@@ -83,7 +83,7 @@ class ExpertMatrix:
 
     @property
     def scales(self) -> int:
-        """How scales are stored, as a number for kernels: 0 no scales, 1 one per row, 2 one per
+        """A number that tells kernels how scales are stored: 0 no scales, 1 one per row, 2 one per
         group of inputs. For four-bit floats, in the layout of kernels/triton/experts/moe.py: 3 one
         for 16 inputs, 4 one for 32."""
         if self.scale is None:

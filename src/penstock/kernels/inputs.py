@@ -112,7 +112,7 @@ class PrefillInputs:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSight:
-    """How many tokens a step's chunks have and see, as the host knows."""
+    """Token counts of a step's chunks, which the host knows."""
 
     tokens: int  # tokens of the chunks
     stored: int  # tokens that a chunk's last token sees, itself included; summed over chunks

@@ -57,7 +57,8 @@ class KvForm:
 
     @property
     def eight(self) -> int:
-        """Which parts are in eight bits, as a number for kernels: 0 none, 1 V, 2 K and V."""
+        """A number that tells kernels which of K and V are in eight bits: 0 none, 1 V,
+        2 K and V."""
         return (self.keys == E4M3) + (self.values == E4M3)
 
     @property
@@ -129,7 +130,7 @@ class LayerKv:
 
     @property
     def eight(self) -> int:
-        """Which parts are in eight bits, as a number for kernels; see KvForm.eight."""
+        """A number that tells kernels which of K and V are in eight bits; see KvForm.eight."""
         return (self.keys.dtype == E4M3) + (self.values.dtype == E4M3)
 
     def worth(self, blocks: Tensor) -> Tensor:

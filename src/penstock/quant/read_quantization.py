@@ -16,8 +16,7 @@ from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
-# quantization method -> description of its supported checkpoints. docs/quantization.md is generated
-# from this.
+# quantization method -> description of its supported checkpoints, as docs/quantization.md shows it
 READ = {
     "compressed-tensors": (
         "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or"

@@ -4,7 +4,8 @@ has a smaller error than with rounding to nearest.
   scales    for each group, tries scales between half and 1.1 times the usual one and takes the one
             with the smallest error of products
   numbers   are rounded input by input, those with the largest mean square first; each rounding
-            error is compensated in correlated inputs that are not rounded yet (GPTQ, arXiv:2210.17323)
+            error is compensated in correlated inputs that are not rounded yet (GPTQ,
+            arXiv:2210.17323)
 
 The result is stored in the same format as with rounding to nearest. Knows arrays; not where
 calibration inputs come from."""

@@ -16,7 +16,7 @@ Scales = Literal["channel", "tensor", "block", "group"]
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """How a checkpoint stores a matrix.
+    """The storage of a matrix in a checkpoint: dtype, packing and scales.
 
     kind, scales: kind of numbers, and which of them share a scale. group: inputs that share a
     scale; None: the whole row, or the whole matrix if there is one scale per matrix. zeros: True if

@@ -23,9 +23,9 @@ from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixe
 
 @dataclass(slots=True)
 class KindPlan:
-    """What all layers of one AttentionKind share in a step: the decode queries, and buffers.
-    prefix: buffers for the results of shared prefixes. room: buffers for keys and values that
-    chunks make from latents, allocated by the first layer that needs them."""
+    """Decode queries and buffers that all layers of one AttentionKind share in a step. prefix:
+    buffers for the results of shared prefixes. room: buffers for keys and values that chunks make
+    from latents, allocated by the first layer that needs them."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None

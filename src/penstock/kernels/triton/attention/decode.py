@@ -32,7 +32,8 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, pr
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 MOST_SPLITS = 64  # the most programs that share a row
-# with few rows, programs share rows until there are about so many programs, which keep an H200 busy
+# if there are few rows, they are shared until there are about so many programs, which keep an H200
+# busy
 FEW_PROGRAMS = 512
 
 

@@ -39,7 +39,7 @@ FILLED = 2048
 EACH = 1024  # groups among which a program searches for its own at once
 # bytes of shared memory for a tile of 128 queries of 128 numbers and 64 tokens, with a margin
 WIDE_TILE = 106_496
-MANY_ROWS = 2048  # from so many rows in a step on, tiles have twice as many queries
+MANY_ROWS = 2048  # least rows of a step for which tiles have twice as many queries
 
 
 @dataclass(slots=True)

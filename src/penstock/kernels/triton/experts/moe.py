@@ -48,7 +48,7 @@ FOUR_STAGES = 147_456
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """How a product of experts is divided into programs."""
+    """The division of a product of experts into programs."""
 
     rows: int  # rows of a program
     outputs: int  # outputs of a program: of gate, and as many of up
@@ -66,7 +66,7 @@ class Cut:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """How both products of a layer are divided into programs, for some number of tokens. sorted:
+    """The division of both products of a layer into programs, for some number of tokens. sorted:
     True: rows are sorted by expert and a tile has several of them; False: a tile has one row."""
 
     gate_up: Cut

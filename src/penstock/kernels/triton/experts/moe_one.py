@@ -130,7 +130,7 @@ def _down(
 
 @dataclass(slots=True, frozen=True)
 class OneCut:
-    """How a product of a single token's experts is divided into programs."""
+    """The division of a product of a single token's experts into programs."""
 
     outputs: int  # outputs of a program, of gate and of up each
     inputs: int  # inputs (elements along K) that an iteration loads

@@ -115,7 +115,7 @@ def _route(
         at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    # with NaN scores the index may be too large; it is clamped to the last expert
+    # NaN scores may give too large an index, which is clamped to the last expert
     which = tl.minimum(which // EACH * size + which % EACH, experts - 1)
     real = place < K
     best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)

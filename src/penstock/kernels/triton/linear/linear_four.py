@@ -348,7 +348,7 @@ def _linear_four(
 
 @dataclass(slots=True, frozen=True)
 class Band:
-    """How a one-row product is divided into programs."""
+    """The division of a one-row product into programs."""
 
     outputs: int  # outputs of a program; if gated, pairs of a gate's and an up's output
     chunks: int  # chunks (16 bytes of packed weights) of an output that an iteration loads

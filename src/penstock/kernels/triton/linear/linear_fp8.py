@@ -110,7 +110,7 @@ def _linear_fp8(
 
 @dataclass(slots=True, frozen=True)
 class Tiles:
-    """How a product of few rows is divided into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int

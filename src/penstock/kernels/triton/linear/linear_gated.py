@@ -34,7 +34,7 @@ from penstock.kernels.triton.grid import cdiv, processors_of, shared_of
 from penstock.kernels.triton.linear.linear_small import SmallWeight
 
 LEAST_ROWS = 2048
-# with more inputs, the fused activation saves a smaller share of the time
+# the more inputs, the smaller the share of time that the fused activation saves
 MOST_INPUTS = 4096
 _ROWS, _OUTPUTS, _INPUTS, _STAGES, _BAND = 128, 128, 64, 3, 16
 _SHARED = 181_000  # bytes of shared memory that a program needs

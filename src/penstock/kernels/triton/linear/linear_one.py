@@ -73,7 +73,7 @@ def _linear_one(
 
 @dataclass(slots=True, frozen=True)
 class Strip:
-    """How a one-row product is divided into programs."""
+    """The division of a one-row product into programs."""
 
     outputs: int  # outputs of a program
     inputs: int  # inputs (elements along K) that an iteration loads

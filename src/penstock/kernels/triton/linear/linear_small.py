@@ -91,7 +91,7 @@ def _linear_small(
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """How a product is divided into programs."""
+    """The division of a product into programs."""
 
     outputs: int  # outputs of a program
     inputs: int  # inputs (elements along K) that an iteration loads

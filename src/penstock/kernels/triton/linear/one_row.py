@@ -33,11 +33,11 @@ from penstock.kernels.triton.linear.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.linear.stream_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-# Number of programs, and EARLY (see pdl.py), of `norm_qkv` and `norm_gate`. Times of a forward pass
-# of a model with 16 layers: with 384, 512, 768 and 1,536 qkv programs 0.682, 0.676, 0.670 and 0.692
-# ms; with 2,048, 4,096 and 8,192 gate programs 0.676, 0.670 and 0.682 ms; with 4,096 gate programs
-# that release the next kernel at once 0.657 ms. QKV_EARLY must be 1, since attention reads data
-# before its `wait`.
+# Number of programs, and EARLY (see pdl.py), of `norm_qkv` and `norm_gate`. A forward pass of a
+# model with 16 layers takes 0.682, 0.676, 0.670 and 0.692 ms with 384, 512, 768 and 1,536 qkv
+# programs; 0.676, 0.670 and 0.682 ms with 2,048, 4,096 and 8,192 gate programs; 0.657 ms with 4,096
+# gate programs whose EARLY is 2, which release the next kernel at once. QKV_EARLY must be 1, since
+# attention reads data before its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 

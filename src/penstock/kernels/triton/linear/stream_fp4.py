@@ -143,7 +143,7 @@ def _stream_fp4(
 
 @dataclass(slots=True, frozen=True)
 class Slices:
-    """How a product of few rows is divided into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int

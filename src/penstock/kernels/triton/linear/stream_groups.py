@@ -183,7 +183,7 @@ def _stream(
 
 @dataclass(slots=True, frozen=True)
 class Pieces:
-    """How a product of few rows is divided into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int

@@ -63,8 +63,8 @@ def _four(magic: str, one: str, kind: str) -> tl.constexpr:
 
 _FOUR_BF16 = _four("0x43004300", "0x3F803F80", "bf16x2")
 _FOUR_F16 = _four("0x64006400", "0x3C003C00", "f16x2")
-# Eight bits don't fit below 128 in bfloat16, so the top bit is split off: 128 or 256 is subtracted
-# from 128 plus the lower seven bits.
+# Eight bits don't fit below 128 in bfloat16, so the top bit is handled separately: 128 or 256 is
+# subtracted from 128 plus the number's lower seven bits.
 _EIGHT_BF16 = tl.constexpr("""{
     .reg .b32 m, o, a, b, c, d;
     mov.b32 m, 0x43004300;

@@ -1,4 +1,4 @@
-"""The gated delta rule over chunks of prompts (kernels/delta_rule.py has the formulas). A chunk is
+"""The gated delta rule over chunks of prompts. kernels/delta_rule.py has the formulas. A chunk is
 computed in blocks of 64 tokens, by the WY representation (arXiv:2412.06464, section 3.3).
 
 There are five launches: (1) the convolution; (2) the update of its windows; (3) all work that needs
@@ -28,8 +28,8 @@ SMALL = tl.constexpr(16)  # size of the diagonal blocks that are inverted row by
 # (triton-lang/triton issue 11366, fla-org/flash-linear-attention pull request 988).
 LEAST = 64
 # VALUES of `_carry`, and its stages (blocks that are loaded ahead). On an H200 one prompt of 8,192
-# tokens takes 253 us and 8 prompts of 1,024 take 174 us; with 128 values they take 508 and 153 us;
-# with two stages 372 and 209 us.
+# tokens takes 253 us and 8 prompts of 1,024 take 174 us. The same take 508 and 153 us with 128
+# values, and 372 and 209 us with two stages.
 _PART, _STAGES = 64, 3
 _WIDE = 128  # largest key width with which _STAGES blocks fit in shared memory
 

@@ -1,4 +1,4 @@
-"""Mamba2's recurrence over chunks of prompts (kernels/mamba2.py has the formulas). A chunk is
+"""Mamba2's recurrence over chunks of prompts. kernels/mamba2.py has the formulas. A chunk is
 computed in blocks of 64 tokens, by the dual form (arXiv:2405.21060, section 6).
 
 There are four launches: (1) the convolution; (2) the update of its windows; (3) all work that needs

@@ -195,7 +195,7 @@ def _chunks(
         token = (rows + first + own).to(tl.int64)
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(TAPS):
-            back = TAPS - 1 - tap  # how many tokens before this one the tap's token is
+            back = TAPS - 1 - tap  # the tap's token is so many tokens before this one
             here = there & (since >= back)
             seen = came_of(given, token - back, stride, channel, here, channels, GATED)
             if tap < TAPS - 1:

@@ -360,7 +360,7 @@ def _top_p_bound(
         SOME,
         TILE,
     )
-    # of tokens with equal logits, one that follows j others is kept if above + j * e < allowed
+    # a token that follows j others of equal logit is kept if above + j * e < allowed
     stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
     bound = tl.full((), _ALL_IDS, tl.int32)
     if stay < upto - more:

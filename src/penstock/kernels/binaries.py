@@ -1,5 +1,5 @@
-"""Binaries of compiled kernels in this process. Knows the folders that they are read from and
-written to, and counts compilations. `triton/disk_cache.py` connects this to the compiler."""
+"""Binaries of compiled kernels in this process: the folders that they are read from and written to,
+and the number of compilations. `triton/disk_cache.py` connects this to the compiler."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.errors import EngineError
 
 
 class BinaryCounts(NamedTuple):
-    """Numbers of kernels, with their launch stubs, that this process has compiled and that it has
-    loaded from disk."""
+    """Numbers of kernels that this process has compiled, and that it has loaded from disk. A
+    kernel's launch stub counts as well."""
 
     compiled: int
     loaded: int
@@ -21,8 +21,8 @@ class BinaryCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Binaries:
-    """Binaries of a process. There is one object per process, as there is one kernel cache. Any
-    thread may append names, without a lock."""
+    """Folders and counts of kernel binaries. There is one object per process, as there is one
+    kernel cache. Any thread may append names, without a lock."""
 
     # folders of built engines (artifacts), searched before the compiler's own cache
     folders: list[Path] = field(default_factory=list)

@@ -1,9 +1,9 @@
-"""choose: selects the implementation of each operation. The result is one Ops object for the
-layers.
+"""choose: selects the implementation of each operation of a model. The result is one Ops object for
+the layers.
 
-A column is a package of implementations (`reference`, `triton`), with functions named as the
-operations. Of an operation's candidates, the first that supports the device and dtype is chosen.
-Knows columns by name and imports one when it is chosen."""
+A column is a package of implementations (`reference` in plain torch, `triton`). Its functions have
+the operations' names. An operation has a list of candidates; the first that supports the device and
+dtype is chosen. Knows columns by name, and imports one when it is chosen."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Candidate:
     """An implementation of one operation: its column, the devices and dtypes it supports, and the
     reason to choose it."""
 
-    column: str  # package under penstock.kernels
-    module: str  # family and file: `linear.linear_fp8`
+    column: str  # package under penstock.kernels, `reference` or `triton`
+    module: str  # folder and file in the column, such as `linear.linear_fp8`
     reason: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
-    least_gpu: tuple[int, int] = (0, 0)  # least compute capability; not checked without a GPU
+    least_gpu: tuple[int, int] = (0, 0)  # least compute capability of a GPU; (0, 0): any
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         if device.type not in self.devices or dtype not in self.dtypes:
@@ -93,8 +93,8 @@ def _fp8() -> tuple[Candidate, ...]:
 
 
 def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
-    """Returns the candidates of products with one scale per group of numbers, for preparing the
-    weight and for multiplying."""
+    """Returns the candidates of products with one scale per group of inputs: those that prepare the
+    weight and those that multiply."""
     streams = (
         "for few rows a kernel that streams the weight once, for many the library behind a widening"
     )
@@ -123,7 +123,7 @@ def _experts() -> tuple[Candidate, ...]:
     return (grouped, *_reference("experts.moe", "plain torch: expert by expert"))
 
 
-# Candidates of each operation, best first. The last one supports all devices and dtypes.
+# candidates of each operation, best first; the last one supports all devices and dtypes
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
@@ -183,10 +183,11 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 def choose(
     device: torch.device, dtype: torch.dtype, kernels: str = "auto", tuned: Tuned | None = None
 ) -> Ops:
-    """Fills an Ops for a device and dtype. kernels: `auto`, or the name of the one column to use.
+    """Returns the Ops for a device and dtype. kernels: `auto`, or the name of the one column to
+    use.
 
-    tuned: values of tunables (kernels/tunables.py). Raises ValueError if no candidate of an
-    operation supports the column or dtype."""
+    tuned: values of tunables (kernels/tunables.py). Raises ValueError if an operation has no
+    candidate in the column for this dtype."""
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
     for op in (
@@ -201,8 +202,8 @@ def choose(
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
-    """Returns the fused operations for single-row steps if products and attention are Triton's;
-    else None. why: operation -> (column, reason)."""
+    """Returns the fused operations for steps of a single row, or None. They need products and
+    attention to be Triton's. why: operation -> (column, reason)."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
     products, attention = (
@@ -266,8 +267,8 @@ def widens_fp4(ops: Ops) -> bool:
 
 
 def choose_rows(ops: Ops) -> RowOps:
-    """Returns the operations on per-row arrays. They are of the same column as attention, which
-    reads these arrays too."""
+    """Returns the operations on per-row arrays (RowOps). They are of the same column as attention,
+    which reads these arrays too."""
     column = ops.why["attention"][0]
 
     def load(module: str, name: str) -> Any:

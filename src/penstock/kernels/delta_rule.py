@@ -1,16 +1,18 @@
-"""Heads and small weights of a gated delta rule layer (arXiv:2412.06464). Knows shapes; no kernel.
+"""Head sizes and small weights of a gated delta rule layer (arXiv:2412.06464). Knows shapes; no
+kernel.
 
-A value head h keeps a matrix S [key width, value width] per sequence. A token has a key k, value v
-and query q; value heads of one key head share k and q. It changes S by a decay a in (0, 1) and a
-rate b in (0, most_rate):
+Each value head keeps a state matrix S [key width, value width] per sequence. A token has a key k, a
+value v and a query q; value heads of one key head share k and q. A token changes S by a decay a in
+(0, 1) and a rate b in (0, most_rate):
 
   S <- a S + k b (v - a k S)        output: q S
   a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)
   b = most_rate * sigmoid(given)
 
-`given` is the token's output of the layer's product, a number for a and another for b. q and k have
-length 1, and q is divided by the square root of its width. q, k and v come from a short convolution
-and silu. The output goes through an RMS norm per head and is multiplied by silu(z)."""
+`given` is an output of the layer's projection for the token: one number for a, another for b. q and
+k are normed to length 1, and q is divided by the square root of its width. q, k and v come from a
+short convolution followed by silu. The output goes through an RMS norm per head and is multiplied
+by silu(z), where z is another output of the projection."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ NORM_EPS = 1e-6  # added to the squared length of q and k
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """Heads of one layer, on this rank. Neighbouring value heads share a key head."""
+    """Numbers and widths of a layer's heads, on this tensor parallel rank. Neighbouring value heads
+    share a key head."""
 
     key_heads: int
     value_heads: int
@@ -50,11 +53,11 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """Small weights of one layer, on this rank."""
+    """The small weights of a layer, on this tensor parallel rank."""
 
-    taps: Tensor  # [channels, taps]
-    decay: Tensor  # [value_heads] float32, below 0
+    taps: Tensor  # [channels, taps]: weights of the short convolution
+    decay: Tensor  # [value_heads] float32, below 0: -exp(A_log)
     step_bias: Tensor  # [value_heads] float32
-    norm: Tensor  # [value_width]
+    norm: Tensor  # [value_width]: weight of the output's RMS norm
     eps: float  # eps of the norm
     most_rate: float = 1.0

@@ -1,5 +1,5 @@
-"""ExpertMatrix: the stacked matrices of a mixture's experts. Experts: all weights and rules of a
-layer's experts.
+"""ExpertMatrix: one matrix of each expert of a layer, stacked. Experts: all weights and rules of a
+layer's mixture of experts.
 
 Describes the layout of numbers and scales; no kernels, no layers."""
 
@@ -17,20 +17,23 @@ from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing
 
-FOURS = MX_GROUP  # neighbours packed together, never cut between ranks
+# inputs that are packed together and share an MXFP4 scale; tensor parallel splits don't divide them
+FOURS = MX_GROUP
 Gate = Literal["silu", "gelu_tanh", "none"]
 
 
 @dataclass(slots=True, frozen=True)
 class ExpertMatrix:
-    """E matrices [N, K], multiplied as x [T, K] -> x @ matrix.T.
+    """E matrices [N, K], one per expert. A matrix maps x [T, K] to x @ matrix.T. N: outputs, K:
+    inputs.
 
-    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two
-    four-bit numbers, integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32
-    neighbours the first 16 are the lower halves of 16 bytes, the others the upper ones. scale: of
-    e4m3, float32 [E, N], or per 128 neighbours of a row [E, N, ceil(K / 128)]; of MXFP4, bytes [E,
-    N, K / 32]; of NVFP4, e4m3 [E, N, K / 16] with whole [E, N]; of integers, floats [E, N, groups],
-    and zero alike if there are zero points. bias: [E, N] of the model's dtype."""
+    numbers: [E, N, K] in the model's dtype, e4m3 or int8; or uint8 [E, N, K / 2] with two four-bit
+    numbers per byte, int4 (`kernels/int_matrix.py`) or e2m1 (`kernels/fp4_matrix.py`). Of 32 inputs
+    the first 16 are the low nibbles of 16 bytes, the other 16 their high nibbles. scale: for e4m3,
+    float32 [E, N] or [E, N, ceil(K / 128)]; for MXFP4, bytes [E, N, K / 32]; for NVFP4, e4m3 [E, N,
+    K / 16], with `whole` [E, N] as the factor of a row's scales; for integers, floats [E, N,
+    groups]. zero: zero points of integers, shaped like scale; None: symmetric. bias: [E, N] in the
+    model's dtype."""
 
     numbers: Tensor
     scale: Tensor | None = None
@@ -48,8 +51,8 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        """True if numbers are four-bit floats. MXFP4's scales are integers, also if a column joins
-        them into words."""
+        """True if numbers are four-bit floats. Their scales are e4m3 or integers (MXFP4's bytes, or
+        int32 words of them)."""
         if not self.in_four_bits or self.scale is None:
             return False
         return self.scale.dtype == E4M3 or not self.scale.is_floating_point()
@@ -67,21 +70,22 @@ class ExpertMatrix:
 
     @property
     def group(self) -> int:
-        """Neighbours of a row of integers that share a scale."""
+        """Inputs that share a scale, for integers."""
         assert self.scale is not None
         return self.numbers.shape[2] * (2 if self.in_four_bits else 1) // self.scale.shape[2]
 
     @property
     def by_group(self) -> bool:
-        """True if a row of integers or e4m3 has several scales."""
+        """True if integers or e4m3 numbers have one scale per group of inputs, not per row."""
         if self.scale is None or self.in_fp4 or self.scale.dim() < 3:
             return False
         return self.in_eight_bits or self.scale.shape[2] > 1
 
     @property
     def scales(self) -> int:
-        """Kind of a row's scales: 0 none, 1 one, 2 several; of four-bit floats, in the layout of
-        kernels/triton/experts/moe.py: 3 one for every 16 numbers, 4 one for every 32."""
+        """A number that tells kernels how scales are stored: 0 no scales, 1 one per row, 2 one per
+        group of inputs. For four-bit floats, in the layout of kernels/triton/experts/moe.py: 3 one
+        for 16 inputs, 4 one for 32."""
         if self.scale is None:
             return 0
         if self.in_fp4:
@@ -120,14 +124,15 @@ class ExpertMatrix:
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and the
-    routing to them.
+    """The experts of a layer: gate_up [E, 2F, d] (the gate's rows first), down [E, d, F], and the
+    rules by which they are chosen. E: experts, F: inner size of an expert, d: hidden size. With g
+    the gate's output and u up's, the input of down is act(g) * u.
 
-    gate: the activation of an expert's gate, which multiplies up. "none": gate_up is [E, F, d], up
-    alone, and the middle is max(u, 0) squared (Nemotron 3). clamp: (a, most): the middle is g *
-    sigmoid(a * g) * (u + 1) with g at most `most` and u within +-most (gpt-oss); None: gate(g) * u.
-    correction: [E] float32, added to the experts' worth for the choice, not to weights.
-    answer_scale: [E] float32, factor of each expert's final weight (Gemma 4)."""
+    gate: the activation act. "none": there is no gate, gate_up is [E, F, d], and the input of down
+    is max(u, 0) squared (Nemotron 3). clamp: (a, most): the input of down is g * sigmoid(a * g) *
+    (u + 1), with g at most `most` and u from -most to most (gpt-oss); None: act(g) * u. correction:
+    [E] float32, added to an expert's value when experts are chosen, but not to its weight.
+    answer_scale: [E] float32, factor of an expert's final weight (Gemma 4)."""
 
     gate_up: ExpertMatrix
     down: ExpertMatrix

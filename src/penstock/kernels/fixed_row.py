@@ -1,14 +1,16 @@
-"""FixedRow: a row of activations in 16-bit fixed point. Every 16 neighbours have a power of two as
-their scale. It is the input of one-row products with four-bit weights.
+"""FixedRow: one row of activations in 16-bit fixed point. Every 16 neighbours share a power of two
+as their scale. It is the input of one-row products with four-bit weights.
 
-Contract of every function that writes one: x is the result of the plain operation, rounded to the
-model's dtype. P is the largest power of two that is at most the largest magnitude of the 16
-numbers, and at least 2**-87. Then scale = P / 2**14, and numbers = x / scale, rounded half to even.
+Every function that writes a FixedRow follows this definition. x is the result of the plain
+operation, rounded to the model's dtype. P is the largest power of two that is not above the largest
+magnitude of the 16 numbers, and at least 2**-87. Then scale = P / 2**14, and each number becomes
+the integer x / scale, rounded half to even.
 
-So a number errs by at most scale / 2 = P / 2**15. A bfloat16 has 8 significant bits and is exact if
-its magnitude is at least P / 2**7. Rounding the largest number to bfloat16 may have cost P / 2**8,
-which is 128 times as much as a small number loses here. Kernels multiply the high and the low byte
-separately, four numbers at a time, by four-bit weights; these sums are exact."""
+So a number errs by at most scale / 2 = P / 2**15. A bfloat16 has 8 significant bits, so it is
+represented exactly if its magnitude is at least P / 2**7. For comparison, rounding the largest of
+the 16 numbers to bfloat16 errs by up to P / 2**8, which is 128 times as much. Kernels multiply the
+high and the low byte of an integer separately by four-bit weights, four numbers at a time; these
+sums are exact."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 FIXED = 16  # neighbours that share a scale
-TOP = 14  # the largest of the 16 numbers is stored as an integer from 2**14 on
+TOP = 14  # the largest of the 16 numbers becomes an integer of at least 2**14
 LEAST_BITS = 40 << 23  # the least P, 2**-87, as bits of a float32
 
 
@@ -66,6 +68,6 @@ def to_fixed(x: Tensor) -> FixedRow:
 
 
 def worth_of(row: FixedRow) -> Tensor:
-    """Returns the numbers that the row represents, [1, K] in fp64."""
+    """Returns the values of a fixed-point row, [1, K] float64."""
     high, low = row.numbers[0].double(), row.numbers[1].view(torch.uint8).double()
     return ((256 * high + low).view(-1, FIXED) * row.scale.double()[:, None]).view(1, -1)

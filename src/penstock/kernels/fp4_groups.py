@@ -1,5 +1,5 @@
-"""Group sizes of four-bit floats, without torch for config readers; `kernels/fp4_matrix.py` has the
-layout."""
+"""Numbers per scale of MXFP4 and NVFP4. They are in a module without torch, for modules that read
+configs; `kernels/fp4_matrix.py` describes the layout."""
 
 from __future__ import annotations
 

@@ -24,16 +24,17 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """Properties of attention. Layers with equal properties share a plan of the step.
+    """Properties of a layer's attention. Layers with equal properties share a plan of the step
+    (Ops.plan).
 
     rope: index of the rotary table. window: a token sees itself and the window - 1 tokens before
     it; None: all tokens before it. scale: factor of scores. softcap: scores become softcap *
     tanh(score / softcap); None: no cap. turned_first: True: q's and k's heads are normed after
     rotation, not before. value_width: numbers of a value; None: as many as a key has.
-    keys_as_values: True: the fused product doesn't compute values; they are the keys before norm
-    and rotation. normed_values: True: values are normed per head, without a weight, with the eps of
-    the keys' norm (Gemma 4). latent: sizes of latent attention, which has one KV head; None:
-    ordinary attention."""
+    keys_as_values: True: the fused qkv product computes no values; the keys before norm and
+    rotation serve as values. normed_values: True: values are normed per head, without a weight,
+    with the eps of the keys' norm (Gemma 4). latent: sizes of multi-head latent attention, which
+    has one KV head; None: ordinary attention."""
 
     heads: int
     kv_heads: int
@@ -61,8 +62,8 @@ class GroupInputs:
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """The S decode queries of a step: of each row its newest token, then its drafts, one query
-    each. A query attends to the tokens up to its own, whose K and V are already stored.
+    """The S decode queries of a step. Each row has one query for its newest token and one for each
+    of its drafts. A query attends to the tokens up to its own, whose K and V are already stored.
 
     `table` and `length` are arrays over all rows of the engine, which kernels index by `rows`. So a
     step doesn't have to gather them."""
@@ -74,19 +75,20 @@ class DecodeInputs:
     # [rows] int32: tokens stored before the step; the kernel of a single row reads it before
     # `position`
     length: Tensor
-    # [S] int32: tokens of the group's prefix, which a query's own part leaves out (0 without a
-    # group)
+    # [S] int32: tokens of the prefix of the query's group, 0 without a group. The query's own part
+    # begins after them.
     skip: Tensor
-    # known to the host: the most tokens of a query's own part, position + 1 - skip, or an upper
-    # bound
+    # the most tokens of a query's own part, position + 1 - skip, or an upper bound; a number that
+    # the host knows
     max_own: int
     groups: GroupInputs | None
 
 
 @dataclass(slots=True)
 class PrefillInputs:
-    """The chunks of a step. A chunk is some consecutive tokens of one prompt. Each attends to its
-    prompt's tokens up to itself in the cache, where the chunk's own K and V are already stored."""
+    """The chunks of a step. A chunk is a run of consecutive tokens of one prompt. A token of it
+    attends to the prompt's tokens up to itself, which are in the cache; the chunk's own K and V are
+    already stored."""
 
     # [chunks + 1] int32: chunk c is tokens start[c] : start[c + 1], counted after the S decode
     # queries
@@ -110,16 +112,16 @@ class PrefillInputs:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSight:
-    """Numbers of tokens of a step's chunks, known to the host."""
+    """Token counts of a step's chunks, which the host knows."""
 
     tokens: int  # tokens of the chunks
-    stored: int  # tokens that the chunks' last tokens see, summed over chunks, their own included
-    pairs: int  # pairs of a query's token and a token that it sees, itself included
+    stored: int  # tokens that a chunk's last token sees, itself included; summed over chunks
+    pairs: int  # pairs of a chunk's token and a token that it sees, itself included
 
     @classmethod
     def of(cls, sizes: NDArray[np.integer[Any]], context: NDArray[np.integer[Any]]) -> ChunkSight:
-        """Computes the numbers. sizes: [chunks], tokens of each chunk. context: [chunks], tokens of
-        the prompt before it."""
+        """Computes the counts. sizes: [chunks], tokens of each chunk. context: [chunks], tokens of
+        its prompt before it."""
         sizes, context = sizes.astype(np.int64), context.astype(np.int64)
         tokens, pairs = int(sizes.sum()), int((sizes * context + sizes * (sizes + 1) // 2).sum())
         return cls(tokens, tokens + int(context[sizes > 0].sum()), pairs)
@@ -128,7 +130,7 @@ class ChunkSight:
 @dataclass(slots=True)
 class StateInputs:
     """Slots of recurrent state that decode rows and chunks read and update. A row with folds False
-    only reads its state. Its newest token is in the state already, because its sampling is repeated
+    only reads its state: its newest token is in the state already, because its sampling is repeated
     in this step; or the row has ended."""
 
     slots: Tensor  # [S] of any integer dtype: slot of each decode row

@@ -5,15 +5,16 @@
     values    | K 16 x width, the model's dtype | V 2 x width x 8, e4m3 |
     both      | K 16 x width, e4m3 | V 2 x width x 8 |
 
-A number in eight bits means scale * e4m3, with one scale a KV head. Writers store e4m3(clamp(x * (1
-/ scale))), clamped to 448, where x is the number that a plain layout would store. Readers widen it
-before computing, which is exact, so all readers of a token see the same numbers. There is no layout
-with only K in eight bits.
+K or V in eight bits is e4m3 with one scale per KV head. Writers store e4m3(clamp(x * (1 / scale),
+-448, 448)), where x is the number that a plain layout would store. Readers convert it to a wider
+dtype before computing, which is exact, so all readers of a token see the same numbers. There is no
+layout with only K in eight bits.
 
-V in eight bits is transposed: the numbers of 8 tokens are adjacent. An output is a sum over tokens,
-and tensor cores take neighbours along the sum from one register. For 1,000 rows of 640 tokens,
-width 128, on an H200, attention takes 331 us with 8 adjacent tokens, 420 us with 16 and 355 us with
-4; copying as many bytes takes 307 us. Knows heads and bytes; no tokens."""
+V in eight bits is transposed in runs of 8 tokens: for each of the width's numbers, 8 tokens' values
+are adjacent. An output is a sum over tokens, and tensor cores need neighbours along the sum in one
+register. For 1,000 rows of 640 tokens and width 128 on an H200, attention takes 331 us with runs of
+8 tokens, 420 us with 16 and 355 us with 4; copying as many bytes takes 307 us. Knows heads and
+bytes; no tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
-TURNED = 8  # adjacent tokens of V in eight bits
-# The least accepted scale: kernels mask scores by a large negative number, which must stay
+TURNED = 8  # tokens of a run in which V in eight bits is transposed
+# The least scale that is accepted. Kernels mask scores by a large negative number, which must stay
 # large when it is multiplied by the scale.
 LEAST_KV_SCALE = 2.0**-40
 
@@ -56,8 +57,8 @@ class KvForm:
 
     @property
     def eight(self) -> int:
-        """Number that tells which parts are in eight bits: 0: none, 1: values, 2:
-        keys and values."""
+        """A number that tells kernels which of K and V are in eight bits: 0 none, 1 V,
+        2 K and V."""
         return (self.keys == E4M3) + (self.values == E4M3)
 
     @property
@@ -129,21 +130,21 @@ class LayerKv:
 
     @property
     def eight(self) -> int:
-        """Number that tells which parts are in eight bits; see KvForm.eight."""
+        """A number that tells kernels which of K and V are in eight bits; see KvForm.eight."""
         return (self.keys.dtype == E4M3) + (self.values.dtype == E4M3)
 
     def worth(self, blocks: Tensor) -> Tensor:
-        """Returns K and V of some blocks as float32, with scales applied: [n, kv_heads, 2, 16,
-        width]. blocks: [n] int64."""
+        """Returns K and V of some blocks in float32, with scales applied: [n, kv_heads, 2, 16,
+        width]. blocks: ids, [n] int64."""
         parts = (take_blocks(part, blocks).float() for part in (self.keys, self.values))
         both = torch.stack(tuple(parts), 2)
         return both if self.scales is None else both * self.scales.T[:, :, None, None]
 
 
 def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
-    """Views K or V [blocks, ...] as rows [rows, numbers], of which each begins `step` numbers after
-    the one before; gaps between blocks are rows too. Returns the view, and the number of rows from
-    a block to the next."""
+    """Views K or V as a matrix of rows. part: K or V, [blocks, ...], a view with gaps between
+    blocks. numbers: of a row. step: distance of two rows' starts, in numbers. Gaps count as rows
+    too. Returns the view [rows, numbers], and the number of rows from one block to the next."""
     own = part.shape[1:].numel() // numbers
     if step == numbers and part.is_contiguous():
         return part.view(-1, numbers), own
@@ -152,14 +153,14 @@ def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
 
 
 def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:
-    """Converts row indices that count `own` rows a block to indices into a view whose blocks are
-    `apart` rows apart, such as that of `in_rows`."""
+    """Converts row indices that count no gaps, `own` rows a block, to indices into the view of
+    `in_rows`, which has `apart` rows from one block to the next."""
     return index if own == apart else index + index // own * (apart - own)
 
 
 def take_blocks(part: Tensor, index: Tensor) -> Tensor:
-    """Returns blocks index [n] of K or V, `part`, as a copy [n, kv_heads, 16, width]. It views
-    float8 as bytes, since torch can't index float8."""
+    """Returns a copy of some blocks of K or V, [n, kv_heads, 16, width]. part: K or V. index: block
+    ids [n]. float8 is viewed as bytes, since torch can't index float8."""
     if part.dtype != E4M3:
         return part.index_select(0, index)
     taken = part.view(torch.uint8).index_select(0, index).view(E4M3)

@@ -1,13 +1,13 @@
-"""Heads and small weights of a Mamba2 layer (arXiv:2405.21060). Knows shapes; no kernel.
+"""Head sizes and small weights of a Mamba2 layer (arXiv:2405.21060). Knows shapes; no kernel.
 
 A head keeps a state S [state width, head width] per sequence. A token with x, B and C changes it by
-its step dt; heads of one group share B and C:
+a step dt; heads of one group share B and C:
 
   S <- exp(dt a) S + dt B x        output: C S + skip x
   dt = softplus(given + step bias)    a = -exp(A_log)
 
-`given` is the token's output of the layer's first product for dt. x, B and C come from a short
-convolution and silu. Another operation gates and norms the output."""
+`given` is the head's output of the layer's first projection for dt. x, B and C come from a short
+convolution followed by silu. Another operation gates and norms the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # this module is imported to read configs, which needs no tor
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Heads:
-    """Heads of one layer, on this rank. Neighbouring heads share a group."""
+    """Numbers and widths of a layer's heads, on this tensor parallel rank. Neighbouring heads share
+    a group."""
 
     heads: int
     head_width: int
@@ -50,10 +51,10 @@ class Mamba2Heads:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """Small weights of one layer, on this rank."""
+    """The small weights of a layer, on this tensor parallel rank."""
 
-    taps: Tensor  # [channels, taps]
+    taps: Tensor  # [channels, taps]: weights of the short convolution
     taps_bias: Tensor | None  # [channels]
-    a: Tensor  # [heads] float32, below 0
+    a: Tensor  # [heads] float32, below 0: -exp(A_log)
     step_bias: Tensor  # [heads] float32
     skip: Tensor  # [heads] float32

@@ -27,15 +27,15 @@ from penstock.kernels.state_forms import LatentKv
 
 
 class RotaryAndStore(Protocol):
-    """Norms (if weights are given) and rotates q and k of a fused product, and stores k and v at
-    `inputs.slots`. Returns q [T, H, D].
+    """Norms (if weights are given) and rotates q and k of a fused product, and stores k and v in
+    the KV cache at `inputs.slots`. Returns q [T, H, D].
 
     qkv: [T, (H + 2 Hkv) * D], or with `kind.keys_as_values` [T, (H + Hkv) * D]; there may be gaps
     between its rows. It may be overwritten, and the returned q may be a view of it. cos_sin:
-    [max_pos, 2, D / 2] float32; the two halves of a head rotate together (HF's "rotate half").
-    plan: from `Ops.plan`. kv None: the layer reads another layer's K and V; qkv is q alone [T, H *
-    D], and nothing is stored. Eight-bit numbers are made from the rounded numbers that a plain
-    layout would store."""
+    [max_pos, 2, D / 2] float32; number n of a head rotates together with number n + D / 2 (Hugging
+    Face's "rotate half"). plan: from `Ops.plan`. kv None: the layer reads another layer's K and V;
+    then qkv is q alone [T, H * D], and nothing is stored. K and V in eight bits are made from the
+    rounded numbers that a plain layout would store."""
 
     def __call__(
         self,
@@ -52,14 +52,14 @@ class RotaryAndStore(Protocol):
 
 
 class Attention(Protocol):
-    """Computes attention of decode queries (which continue from their group's prefix, if they have
-    one) and of chunks, over one layer's paged cache.
+    """Computes attention of decode queries and of chunks over one layer's paged cache. A decode
+    query whose row is in a prefix group continues from the group's result (`GroupInputs`).
 
-    q: [T, H, D]; returns [T, H, D]. Numbers stored in eight bits are widened to q's dtype; K's
-    scale is applied to scores and V's to the output, both in float32. With a window a query at
-    position p sees the keys p - window + 1 .. p, and prefix groups are not used
-    (`StepInputs.decode_for`). plan: from `Ops.plan`. sinks: [H] float32, a score per head that
-    takes part in the softmax without a value (arXiv:2309.17453; gpt-oss)."""
+    q: [T, H, D]; returns [T, H, D]. K and V in eight bits are converted to q's dtype; K's scale is
+    applied to scores and V's to the output, both in float32. With a window a query at position p
+    sees the keys p - window + 1 .. p, and prefix groups are not used (`StepInputs.decode_for`).
+    plan: from `Ops.plan`. sinks: [H] float32, a score per head that takes part in the softmax
+    without a value (arXiv:2309.17453; gpt-oss)."""
 
     def __call__(
         self,
@@ -74,13 +74,13 @@ class Attention(Protocol):
 
 class LatentStore(Protocol):
     """Norms and stores the latents of multi-head latent attention (arXiv:2405.04434), and rotates
-    queries.
+    queries. rank, turning, still: see LatentSizes.
 
-    given: [T, rank + turning], a latent before its norm, and the rotating key that all heads share.
-    q: [T, H, still + turning], whose last `turning` are rotated in place. norm: [rank]. cos_sin:
-    [max_pos, 2, turning / 2] float32; the two halves rotate together. plan: from `Ops.plan`. At
-    `inputs.slots` it stores the normed latent, in eight bits if `kv` has a scale, and the rotated
-    key."""
+    given: [T, rank + turning]: each token's latent before its norm, and the key that all heads
+    share before its rotation. q: [T, H, still + turning], whose last `turning` numbers are rotated
+    in place. norm: weight of the norm, [rank]. cos_sin: [max_pos, 2, turning / 2] float32; number n
+    rotates together with number n + turning / 2. plan: from `Ops.plan`. At `inputs.slots` it stores
+    the normed latent, in eight bits if `kv` has a scale, and the rotated key."""
 
     def __call__(
         self,
@@ -96,16 +96,17 @@ class LatentStore(Protocol):
 
 
 class AttentionOverLatents(Protocol):
-    """Computes attention of decode queries (which continue from their group's prefix, if they have
-    one) and of chunks, over one layer's latents.
+    """Computes attention of decode queries and of chunks over one layer's latents. A decode query
+    whose row is in a prefix group continues from the group's result (`GroupInputs`). rank, turning,
+    still, value: see LatentSizes (kind.latent).
 
-    q: [T, H, still + turning], rotated. up: [H, still + value, rank], which makes a head's key
-    (except the rotating part) and value from a latent's first `rank` numbers. kind.latent: these
-    widths, a LatentSizes. Returns [T, H, value]. There are two ways to compute it, which differ
-    only in rounding. Decode rows use the absorbed form: queries are multiplied by the keys' part of
-    `up` and then by the latents; the values' part of `up` is applied to the weighted sum of
-    latents. Chunks with many tokens that see few other tokens (`LatentSizes.expands`) use the
-    expanded form: keys and values are made from the latents."""
+    q: [T, H, still + turning], rotated. up: [H, still + value, rank]: multiplied by a latent it
+    gives a head's key (its part that doesn't rotate) and value. Returns [T, H, value]. There are
+    two ways to compute it, which differ only in rounding. Decode rows use the absorbed form:
+    queries are multiplied by the keys' part of `up` and then by the latents; the values' part of
+    `up` is applied to the weighted sum of latents. Chunks with many tokens that see few other
+    tokens (`LatentSizes.expands`) use the expanded form: keys and values are made from the latents.
+    """
 
     def __call__(
         self,
@@ -119,14 +120,15 @@ class AttentionOverLatents(Protocol):
 
 
 class GatedConvolution(Protocol):
-    """Computes a gated causal convolution per channel over a short window, and advances the window
-    (LFM2).
+    """Computes a gated causal convolution per channel over a sequence's last `taps` inputs, and
+    stores the newest inputs (LFM2). c: channels.
 
     given: [T, 3c]: gate of the values, gate of the output, the values. weight: [c, taps], the
-    newest token's last. bias: [c] or None. window: [slots, taps, c], each slot's last inputs,
-    position p at p % taps. `inputs.states` has the slot of each row and chunk, and tells whether a
-    row's newest token updates it. Returns [T, c]: output gate * convolution of (value gate *
-    value). The product in brackets and the convolution are rounded to the model's dtype."""
+    newest token's last. bias: [c] or None. window: [slots, taps, c], the last inputs of each slot's
+    sequence, that of position p at index p % taps. `inputs.states` has the slot of each row and
+    chunk, and tells whether a row's newest token updates it. Returns [T, c]: output gate *
+    convolution of (value gate * value). The product in brackets and the convolution are rounded to
+    the model's dtype."""
 
     def __call__(
         self, given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
@@ -134,12 +136,12 @@ class GatedConvolution(Protocol):
 
 
 class DeltaRule(Protocol):
-    """Computes a layer of gated delta rule between its products (formulas in
+    """Computes a gated delta rule layer, except for its projections (formulas in
     `kernels/delta_rule.py`).
 
-    given: [T, channels + value_size]: q, k and v before the convolution, and z; rows may have gaps.
-    rates: [T, 2 * value_heads]: the numbers from which the rates b and then the decays a are
-    computed. window: [slots, taps, channels], as for a gated convolution. matrix: [slots,
+    given: [T, channels + value_size]: q, k and v before the convolution, and z; there may be gaps
+    between rows. rates: [T, 2 * value_heads]: the formulas' `given` for the rates b, then for the
+    decays a. window: [slots, taps, channels], as for a gated convolution. matrix: [slots,
     value_heads, key_width, value_width] of any float dtype, updated in float32. `inputs.states` has
     the slot of each row and chunk, and tells whether a row's newest token updates it. Returns [T,
     value_size]. q, k and v are rounded after silu, the output before and after its norm."""
@@ -157,7 +159,7 @@ class DeltaRule(Protocol):
 
 
 class Mamba2Scan(Protocol):
-    """Computes a layer of Mamba2 between its first product and its gate (formulas in
+    """Computes a Mamba2 layer between its first projection and its gate (formulas in
     `kernels/mamba2.py`).
 
     given: [T, columns]: z, the convolution's input, dt. window: [slots, taps, channels], as for a
@@ -190,7 +192,7 @@ class TokenLogprobs(Protocol):
 class OneRowOps:
     """Fused operations for a step of one row, with fewer launches. They take prepared weights and
     compute the same as the separate operations of Ops, up to the dtype's rounding. residual None: x
-    starts the residual stream."""
+    is the start of the residual stream, and nothing is added to it."""
 
     # (x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D)
     # -> (rotated q [1, H, D], next residual); stores k and v. Weight and KV are unquantized.
@@ -216,9 +218,9 @@ class Ops:
     # act(gate) * up [T, F], rounded once; None: `linear` followed by silu_mul or gelu_mul is as
     # fast
     linear_gated: Callable[[Tensor, Any, str], Tensor | None]
-    # weight [out, in] e4m3, a scale a row [out], the model's dtype -> the second argument of
-    # `linear_fp8`, an object with `form` (function: number of rows -> representation of rows that
-    # the product needs) and `streamed` (argument of the fused one-row operations)
+    # weight [out, in] e4m3, one scale per row [out], the model's dtype -> the second argument of
+    # `linear_fp8`. It has `form` (function: number of rows of x -> the representation in which the
+    # product needs them) and `streamed` (argument of the fused one-row operations).
     prepare_linear_fp8: Callable[[Tensor, Tensor, torch.dtype], Any]
     linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear; x may be quantized
     # weight [out, in] e4m3, scale [out, ceil(in / 128)] float32: one for each 128 neighbours of a
@@ -226,8 +228,8 @@ class Ops:
     # `linear_fp8_groups`
     prepare_linear_fp8_groups: Callable[[Tensor, Tensor, torch.dtype], Any]
     linear_fp8_groups: Callable[[Tensor, Any, Tensor | None], Tensor]  # like linear
-    # numbers, scales and zeros (or None) in the layout of kernels/int_matrix.py, the model's dtype
-    # -> the second argument of `linear_int`, an object with `form` and `streamed`, see above
+    # numbers, scales and zero points (or None) in the layout of kernels/int_matrix.py, the model's
+    # dtype -> the second argument of `linear_int`, an object with `form` and `streamed`, see above
     prepare_linear_int: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
     linear_int: Callable[[Rows, Any, Tensor | None], Tensor]  # like linear; x as `form` says
     # numbers, scales and factors of rows' scales (or None) in the layout of kernels/fp4_matrix.py,
@@ -244,7 +246,7 @@ class Ops:
     add_rms_norm: Callable[
         [Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]
     ]
-    # inputs, kind, cos_sin, dtype of queries -> data that all layers of a kind share in a step
+    # inputs, kind, cos_sin, dtype of queries -> what all layers of an AttentionKind share in a step
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
     # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
@@ -281,14 +283,14 @@ class Ops:
     # logits [n, vocabulary] -> tokens [n] int32; reference/sampling/sample.py
     sample: Callable[[Tensor, SamplerInputs], Tensor]
     token_logprobs: TokenLogprobs
-    # The next three change float32 logits in place, in some rows: reference/sampling/penalties.py.
+    # The next three change some rows of float32 logits in place: reference/sampling/penalties.py.
     apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits; rows, ids, values [m]
     # logits, rows [m], ids [m, j], active [m]
     bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     apply_penalties: Callable[..., None]
     one_row: OneRowOps | None = None
     binaries: Binaries | None = None  # None: no kernel has to be compiled
-    why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)
+    why: dict[str, tuple[str, str]] = field(default_factory=dict)  # operation -> (column, reason)
 
 
 @dataclass(slots=True, frozen=True)
@@ -305,7 +307,7 @@ class RowOps:
     prepare: Callable[..., None]
     # row_ids, queries, sampled tokens, rows, buffer -> tokens for the host
     advance: Callable[..., Tensor]
-    # number of rows, vocabulary, device -> scratch memory of the next three
+    # number of rows, vocabulary, device -> scratch memory of adjust, sample_rows and logprobs_rows
     sample_scratch: Callable[..., Any]
     # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch, part
     # (VocabularyPart or None)

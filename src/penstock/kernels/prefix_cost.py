@@ -1,5 +1,5 @@
-"""Times of attention with and without prefix groups. By them the scheduler decides which rows share
-a prefix.
+"""Estimated times of attention with and without prefix groups (rows that share a prefix, which is
+read once for all of them). By them the scheduler decides which rows form a group.
 
 Each column (package of implementations) has a `prefix_cost.py` with times measured on a device.
 This module has their types and computes the times for a model. Knows heads and bytes; no rows.
@@ -32,8 +32,8 @@ class PrefixCostTimes:
 
 @dataclass(slots=True, frozen=True)
 class MeasuredSharing:
-    """The same times measured on one device in bf16, per byte of KV, so that they apply to any head
-    shape."""
+    """Times measured on one device in bf16. The times of reading are per byte of KV, so that they
+    apply to any head shape."""
 
     device: str
     member_byte: (
@@ -49,7 +49,8 @@ class MeasuredSharing:
         self, kv_heads: int, width: int, tile_members: int, kv_share: float = 1.0
     ) -> PrefixCostTimes:
         """Returns the times for a head shape. width: numbers of a head. tile_members: rows of a
-        tile. kv_share: bytes of K and V relative to bf16; 1 if fewer bytes are not read faster."""
+        group that one program handles. kv_share: bytes of K and V relative to bf16; 1 if fewer
+        bytes are not read faster."""
         kv_bytes = 4 * kv_heads * width  # bytes of a token in a layer
         read = kv_bytes * kv_share
         return PrefixCostTimes(
@@ -62,8 +63,8 @@ class MeasuredSharing:
 
 
 class PrefixCost(Protocol):
-    """Type of the functions `prefix_cost`, which return a column's times for a head shape on a
-    device."""
+    """The type of a column's function `prefix_cost`. It returns the column's times for a head shape
+    on a device."""
 
     def __call__(
         self,
@@ -85,8 +86,8 @@ def prefix_cost_times(
     device: torch.device,
     kv_share: float = 1.0,
 ) -> PrefixCostTimes:
-    """Returns the times of the attention in `ops`. width: numbers of a head. kv_share: bytes of K
-    and V relative to the model's dtype."""
+    """Returns the times of the attention that `ops` uses. width: numbers of a head. kv_share: bytes
+    of K and V relative to the model's dtype."""
     found: PrefixCost = import_module(
         f"penstock.kernels.{ops.why['attention'][0]}.attention.prefix_cost"
     ).prefix_cost

@@ -1,4 +1,5 @@
-"""Routing: rules by which scores choose and weight experts. Knows numbers alone; no torch."""
+"""Routing: the rules by which a router's scores choose experts and weight their outputs. Knows
+numbers alone; no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""RowState: the per-row arrays on the device. A row is a sequence's place in the batch.
-penstock/row_table.py declares the arrays (columns). New rows are sent from the host as packed
-words.
+"""RowState: per-row arrays on the device, one entry for each row of the batch. A row is the place
+of one sequence in the batch. penstock/row_table.py declares the arrays (called columns). The host
+sends new rows as packed int32 words.
 
 Knows columns, block tables and end ids; no sequences, no model. Columns are views of one buffer of
 32-bit words, so that two small tables suffice to scatter a new row's words:
@@ -8,8 +8,8 @@ Knows columns, block tables and end ids; no sequences, no model. Columns are vie
   word w of a new row goes to word base[w] + row * stride[w]
 
 A row has `length` tokens whose K and V are stored, the newest token `last_token` (at position
-`length`, K and V not stored yet) and a block table. After it is `done`, it doesn't change until
-another sequence gets its number."""
+`length`, K and V not stored yet) and a block table. Once it is `done`, it doesn't change until
+another sequence gets its row number."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class RowState:
 
 
 def pack_joins(joins: Any, bias_start: NDArray[np.integer], out: NDArray[np.int32]) -> None:
-    """Packs k new rows (schedule.step.Joins) into out [k or more, JOIN_WORDS + width] int32, for
-    `join`. Lines after the k-th are marked empty.
+    """Packs k new rows (schedule.step.Joins) for `RowOps.join`. out: int32 [k or more, JOIN_WORDS +
+    width]; each line gets one row, and lines after the k-th are marked empty.
 
-    bias_start: [k], start of each row's biases in the pool of biases on the device. The last
+    bias_start: [k], start of each row's biases in the device's array of all rows' biases. The last
     `width` words of a line are the row's block table, filled up with the scratch block; width is at
     least that of joins.blocks."""
     k, brought = joins.blocks.shape

@@ -1,11 +1,11 @@
-"""Layouts of the state that layers keep between steps. Each is called a form, and describes the
-state as bytes of a storage.
+"""Layouts of the state that layers keep between steps, as bytes of a storage tensor. A layout is
+called a form.
 
-  paged      a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
-             head; LatentForm: one vector a token, whose first part is its value
-  recurrent  a slot of fixed size per sequence. RecurrentForm: named arrays
+  paged       a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
+              head; LatentForm: one vector per token, whose first part is its value
+  recurrent   a slot of fixed size per sequence. RecurrentForm: named arrays
 
-A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets,
+A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets, the
 roofline and the simulator compute sizes from forms. Knows shapes and bytes; no rows, no allocation
 of blocks."""
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
-# bytes: arrays in a slot begin at multiples of this, so that kernels can load 16 bytes at once
+# arrays in a slot begin at multiples of so many bytes, so that kernels can load 16 bytes at once
 ALIGN = 16
 
 
@@ -82,7 +82,7 @@ class LatentKv:
 
     def worth(self, blocks: Tensor) -> Tensor:
         """Returns the whole vectors of some blocks, [n, 16, width], in the dtype of the part that
-        isn't in eight bits. blocks: [n] int."""
+        isn't in eight bits. blocks: ids, [n] int."""
         if self.beside is None or self.scale is None:
             return self.latent.index_select(0, blocks)
         eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
@@ -91,9 +91,9 @@ class LatentKv:
 
 
 def widened(eight: Tensor, beside: Tensor, scale: Tensor) -> Tensor:
-    """Returns whole vectors [..., width] in the dtype of `beside`. eight: the part in eight bits
-    [..., value_width] e4m3. beside: the rest of the vectors [..., width - value_width]. scale: [1].
-    """
+    """Returns whole vectors [..., width] in the dtype of `beside`. eight: their first part, e4m3
+    [..., value_width]. scale: [1], factor of `eight`. beside: the rest of the vectors [..., width -
+    value_width]."""
     return torch.cat(((eight.float() * scale).to(beside.dtype), beside), -1)
 
 
@@ -157,8 +157,8 @@ class LatentForm:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """An array of a sequence's recurrent state. sums: True if it accumulates over all tokens; it
-    may then have another dtype than the model."""
+    """One array of a sequence's recurrent state. sums: True if it accumulates over all tokens; its
+    dtype may then differ from the model's."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,9 +1,10 @@
-"""Tunables: kernel parameters that `penstock build` tunes. It times candidate values on the
+"""Tunables: kernel parameters that `penstock build` tunes by timing candidate values on the
 machine.
 
-A tunable is a keyword of an operation; its default is the fastest value on one H200. To add one,
-give the operation the keyword and this list a line. Knows names and values. `penstock.build` times
-them, the built engine stores them, and `choose` sets them when the engine opens."""
+A tunable is a keyword argument of an operation; its default is the fastest value on one H200. To
+add one, give the operation the keyword and the list in this module a line. Knows names and values.
+`penstock.build` times them, the built engine stores them, and `choose` sets them when a built
+engine is opened."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ Tuned = Mapping[str, Any]  # name of a tunable -> value
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A keyword of the Triton implementation of the operation `op`. candidates: allowed values,
-    including the default."""
+    """A keyword argument of the Triton implementation of the operation `op`. candidates: allowed
+    values, including the default."""
 
     op: str
     keyword: str
@@ -89,9 +90,9 @@ TUNABLES = (
 def with_values(
     op: str, column: str, operation: Callable[..., Any], tuned: Tuned
 ) -> Callable[..., Any]:
-    """Returns an operation with its tunables set to the values in `tuned`. It is unchanged if
-    `tuned` has none of its tunables, or if `column` is not Triton. Raises ValueError for a value
-    that is no candidate."""
+    """Returns `operation` with its tunables set to the values in `tuned`. It is returned unchanged
+    if `tuned` has none of them, or if `column` is not "triton". Raises ValueError for a value that
+    is no candidate."""
     values: dict[str, int] = {}
     for each in TUNABLES if column == "triton" else ():
         if each.op == op and each.name in tuned:

@@ -1,6 +1,6 @@
-"""Trinity (AFMoE): gated attention and many experts. Each part has a norm before and after it;
-layers without a window have no rotary embedding. All but the first layers have experts chosen by
-sigmoids plus a bias, and shared experts."""
+"""Trinity (AFMoE): gated attention and many experts. Attention and feed-forward part have a norm
+before and one after. Layers without a sliding window have no rotary embedding. All but the first
+layers have experts, chosen by sigmoids of their scores plus a bias, and shared experts."""
 
 from __future__ import annotations
 

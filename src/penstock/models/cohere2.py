@@ -1,5 +1,6 @@
-"""Command R7B and Command A: parallel attention and MLP. Both read the same layer norm. In layers
-with a window, neighbours in a head rotate together; the other layers have no rotary embedding."""
+"""Command R7B and Command A: attention and MLP in parallel, both on the output of the same layer
+norm. In layers with a sliding window, numbers 2n and 2n + 1 of a head rotate together; the other
+layers have no rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Command A+ and North: Command A with experts. All but the first layers have experts, chosen by
-the largest scores, and shared experts."""
+their scores alone, and shared experts."""
 
 from __future__ import annotations
 

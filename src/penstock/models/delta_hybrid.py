@@ -1,5 +1,5 @@
-"""Common code of Qwen3-Next and Qwen3.5. Both mix layers of gated delta rule and of gated
-attention. Their norms multiply by 1 + w for a stored weight w."""
+"""Common code of Qwen3-Next and Qwen3.5. Some of their layers have a gated delta rule, the others
+gated attention. Norms multiply by 1 + w for a stored weight w."""
 
 from __future__ import annotations
 

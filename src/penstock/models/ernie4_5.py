@@ -1,4 +1,5 @@
-"""ERNIE 4.5: Llama with heads whose neighbours rotate together."""
+"""ERNIE 4.5: Llama with another rotary embedding.
+Numbers 2n and 2n + 1 of a head rotate together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ERNIE 4.5 with experts in some layers. Experts are chosen by a softmax plus a bias; a shared
-expert processes every token. The layers with experts are a range, the others have MLPs."""
+"""ERNIE 4.5 with experts in a range of layers; the others have MLPs. Experts are chosen by a
+softmax plus a bias; a shared expert processes every token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Common code of decoders with experts, such as qwen3_moe.
-They are like Llama but for the experts."""
+"""Common code of decoders with experts, such as qwen3_moe. Apart from the experts they are like
+Llama."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Falcon-H1: attention and Mamba2 in parallel in every layer. Constant multipliers scale the inputs
-and outputs of each part."""
+"""Falcon-H1: every layer has attention and Mamba2 in parallel. Constant multipliers scale the
+inputs and outputs of both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Gemma 2 (arXiv:2408.00118): capped scores and logits. The order of norms is that of Gemma 3.
-Every second layer has a window, all layers have the same rotary table, and q and k are not normed.
-"""
+"""Gemma 2 (arXiv:2408.00118): attention scores and logits are capped. The order of norms is that of
+Gemma 3. Every second layer has a sliding window, all layers have the same rotary table, and q and k
+are not normed."""
 
 from __future__ import annotations
 

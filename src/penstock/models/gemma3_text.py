@@ -1,6 +1,7 @@
-"""Gemma 3's text: windows on five of six layers. Each part has a norm before and after it. Norms
-multiply by 1 + w for a stored weight w. Layers with and without a window have different rotary
-tables. Sources: the technical report (arXiv:2503.19786) and the published code."""
+"""Gemma 3's text model: five of six layers have a sliding window. Attention and MLP have a norm
+before and one after. Norms multiply by 1 + w for a stored weight w. Layers with and without a
+window have different rotary tables. Sources: the technical report (arXiv:2503.19786) and the
+published code."""
 
 from __future__ import annotations
 

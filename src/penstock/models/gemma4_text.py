@@ -1,6 +1,6 @@
-"""Gemma 4's text: per-layer inputs, and layers that share KV. Layers without a window have wider
-heads. Late layers read an earlier layer's keys and values. Some models have experts beside the MLP.
-Source: transformers' published code; there is no report."""
+"""Gemma 4's text model: per-layer inputs, and layers that share KV. Layers without a sliding window
+have wider heads. The last layers read an earlier layer's keys and values. Some models have experts
+beside the MLP. Source: transformers' published code; there is no report."""
 
 from __future__ import annotations
 

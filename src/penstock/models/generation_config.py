@@ -1,8 +1,8 @@
 """GenerationDefaults: the contents of a model's generation_config.json. No torch, no engine.
 
-The file's end ids (tokens that end a sample) replace those of config.json; the tokenizer's eos
-token is added. The file's sampling parameters are defaults of the HTTP API alone, as in vLLM, not
-of `SamplingParams()`. The file is optional."""
+End ids are tokens that end a sample. The file's end ids replace those of config.json, and the
+tokenizer's eos token is added. The file's sampling parameters are defaults of the HTTP API alone,
+as in vLLM, not of `SamplingParams()`. The file is optional."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GLM-4 and GLM-Z1 of 2025-04. Each part has a norm before and after it. Half of each head's
-numbers rotate, neighbours together."""
+"""GLM-4 and GLM-Z1 of 2025-04. Attention and MLP have a norm before and one after. Half of each
+head's numbers rotate, numbers 2n and 2n + 1 together."""
 
 from __future__ import annotations
 

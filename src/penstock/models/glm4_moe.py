@@ -1,6 +1,6 @@
-"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts in most layers. All but the first layers have them, in
-groups, chosen by sigmoids plus a bias, and a shared expert. Only a part of each head's numbers
-rotate."""
+"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts in all but the first layers. Experts are in groups and
+chosen by sigmoids of their scores plus a bias; a shared expert processes every token. Only some of
+each head's numbers rotate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite 3: Llama with four multipliers. They scale embeddings, attention scores, additions to the
-residual stream, and logits."""
+"""Granite 3: Llama with four constant multipliers. They scale embeddings, attention scores, what
+each part adds to the residual stream, and logits."""
 
 from __future__ import annotations
 

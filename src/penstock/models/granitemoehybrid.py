@@ -1,5 +1,6 @@
-"""Granite 4: layers of Mamba2 and of attention. Each layer has an MLP; some models have experts
-beside it. Four multipliers are applied as in Granite 3. Attention may have no rotary embedding."""
+"""Granite 4: some layers have Mamba2, the others attention. Each layer has an MLP; some models have
+experts beside it. Granite 3's four multipliers are applied. Attention may have no rotary embedding.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hunyuan 0.5B to 7B: Llama with norms of q and k. Heads of q and k are normed after rotation. A
-rope of type dynamic with an alpha has a larger, constant base."""
+"""Hunyuan 0.5B to 7B: Llama whose heads of q and k are normed after rotation. A rope of type
+"dynamic" with an `alpha` has a larger base, the same for all lengths."""
 
 from __future__ import annotations
 

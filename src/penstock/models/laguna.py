@@ -1,6 +1,6 @@
-"""Laguna: attention gated by softplus, and experts. The number of query heads may differ by layer,
-and there are two ropes. All layers but the first have experts chosen by sigmoids plus a bias, and a
-shared expert."""
+"""Laguna: attention gated by softplus, and experts. Layers may differ in their number of query
+heads, and have one of two ropes. All layers but the first have experts, chosen by sigmoids of their
+scores plus a bias, and a shared expert."""
 
 from __future__ import annotations
 

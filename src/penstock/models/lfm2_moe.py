@@ -1,5 +1,5 @@
-"""LFM2 with experts on all but the first layers. Experts are chosen by sigmoids plus a bias, and
-weighted by the sigmoids."""
+"""LFM2 with experts in all but the first layers. Experts are chosen by sigmoids of their scores
+plus a bias, and weighted by the sigmoids alone."""
 
 from __future__ import annotations
 

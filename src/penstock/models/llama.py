@@ -1,5 +1,5 @@
-"""Llama 1 to 3.x, and other models saved as llama. attention_bias and mlp_bias give products
-biases."""
+"""Llama 1 to 3.x, and other models saved as llama. With attention_bias and mlp_bias, matrix
+products have biases."""
 
 from __future__ import annotations
 

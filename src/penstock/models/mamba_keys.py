@@ -1,5 +1,5 @@
-"""Reads Mamba2's keys of a config.json, and makes the layer. Model families name the keys in two
-ways."""
+"""Reads Mamba2's keys of a config.json, and makes the layer. Model types have two sets of names for
+these keys."""
 
 from __future__ import annotations
 

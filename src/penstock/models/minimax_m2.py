@@ -1,5 +1,5 @@
-"""MiniMax-M2: experts on all layers. They are chosen by sigmoids plus a bias. q and k are normed
-over all heads, and only a part of each head's numbers rotate."""
+"""MiniMax-M2: experts in all layers. They are chosen by sigmoids of their scores plus a bias. q and
+k are normed over all heads together, and only some of each head's numbers rotate."""
 
 from __future__ import annotations
 

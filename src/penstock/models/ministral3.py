@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral with yarn and scaled queries. Beyond the original context, queries are
-multiplied by a factor that grows with the logarithm of their position (Llama 4's method)."""
+"""Ministral 3: Mistral with YaRN and scaled queries. Beyond the original context length, queries
+are multiplied by a factor that grows with the logarithm of their position (Llama 4's method)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Mistral Small 4: latent attention and experts. Attention is that of DeepSeek, with Ministral 3's
-factor of queries beyond the original context. Experts are chosen by a softmax."""
+factor of queries beyond the original context length. Experts are chosen by a softmax."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Muse Glimmer's text: gated attention with Gemma 2's norms. The norms after a part have their own
-eps. Embeddings, queries and keys are normed without weights. Every fourth layer has no rotary
-embedding."""
+"""Muse Glimmer's text model: gated attention with Gemma 2's order of norms. The norms after
+attention and MLP have an eps of their own. Embeddings, queries and keys are normed without weights.
+Every fourth layer has no rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of one part each. The part is Mamba2, attention, an MLP or
-experts. MLPs and experts have squared ReLU; attention has no rotary embedding."""
+"""Nemotron-H and Nemotron 3: a layer is one of Mamba2, attention, an MLP or experts. MLPs and
+experts have squared ReLU; attention has no rotary embedding."""
 
 from __future__ import annotations
 

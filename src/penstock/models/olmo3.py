@@ -1,5 +1,5 @@
-"""OLMo 3: OLMo 2 with windows on most layers. Three of four layers have one; their rotary embedding
-is never stretched."""
+"""OLMo 3: OLMo 2 with sliding windows in three of four layers. The rotary embedding of layers with
+a window is not scaled for long contexts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OLMo Hybrid: layers of gated delta rule and of attention. The former have norms before each part,
-as Llama. Every fourth layer is an attention layer of OLMo 3, which may have no rotary embedding."""
+"""OLMo Hybrid: three of four layers have a gated delta rule, with norms before each part as in
+Llama. Every fourth layer is an attention layer of OLMo 3, which may have no rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Phi-3, Phi-4 and Phi-4-mini: Llama with fused checkpoint tensors. q, k and v are one tensor, gate
-and up another. In Phi-4-mini (arXiv:2503.01743) only a part of each head's numbers rotate. The rope
-may be longrope."""
+and up another. In Phi-4-mini (arXiv:2503.01743) only some of each head's numbers rotate. The rope
+may be of type longrope."""
 
 from __future__ import annotations
 

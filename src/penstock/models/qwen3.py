@@ -1,5 +1,5 @@
 """Qwen3: Llama with q and k normed head by head. Heads have 128 numbers by default. Some layers may
-have windows."""
+have sliding windows."""
 
 from __future__ import annotations
 

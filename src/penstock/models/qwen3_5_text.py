@@ -1,4 +1,4 @@
-"""Qwen3.5: layers of gated delta rule and of gated attention. Every fourth layer has attention; all
+"""Qwen3.5: three of four layers have a gated delta rule, every fourth has gated attention. All
 layers have an MLP."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Qwen3-Next: Qwen3.5's predecessor, with experts. All layers or some have experts. Checkpoints
-store the fused matrices of delta rule layers head by head."""
+"""Qwen3-Next: Qwen3.5's predecessor, with experts in all or some layers. The delta rule layers'
+fused checkpoint matrices are stored head by head."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ModelSizes: sizes of a model for estimates of step times. engine.roofline computes the least
-possible time of a step from them. No torch."""
+"""ModelSizes: sizes of a model from which step times are estimated. engine.roofline computes the
+least possible time of a step from them. No torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SmolLM3: Llama without rotary embedding in some layers (NoPE, arXiv:2501.18795). By default it is
-every fourth layer."""
+"""SmolLM3: Llama without rotary embedding in some layers (NoPE, arXiv:2501.18795), by default in
+every fourth."""
 
 from __future__ import annotations
 

@@ -1,2 +1,4 @@
-"""Quant: quantized weights, on disk and in memory. Knows how the numbers of a weight are named and
-stored on disk, cut for ranks, and prepared for matrix products."""
+"""Quant: quantized weights, on disk and in memory. Knows how quantized checkpoints name and store a
+matrix, how tensor parallel ranks split it, and how it is prepared for matrix products. A Part is a
+checkpoint tensor with its tensor parallel split; a Weight loads Parts (both in
+parallel/sharded_weight.py)."""

@@ -11,8 +11,8 @@ from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 
 
 def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
-    """Returns a weight that checks the zero points which some writers store for symmetric
-    quantization: all must be 0. parts: the tensors of zero points."""
+    """Returns a weight that reads zero points and raises an error unless all are 0. Some writers
+    store them even for symmetric quantization. parts: the checkpoint's zero-point tensors."""
     return Expected(
         parts,
         device,
@@ -24,8 +24,8 @@ def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
 
 
 def read_past(parts: Sequence[Part], device: torch.device) -> dict[str, Weight]:
-    """Returns weights that read and drop a checkpoint's static activation scales. They are not
-    needed: the engine gives each row of activations its own scale, which is finer, or doesn't
+    """Returns weights that read a checkpoint's static activation scales and drop them. They are not
+    needed: the engine computes a scale for each row of activations, which is finer, or doesn't
     quantize activations. parts: the quantized matrices."""
     names = ("input_scale", "input_zero_point", "activation_scale", "input_global_scale")
     return {

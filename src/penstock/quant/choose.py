@@ -1,5 +1,5 @@
-"""choose_schemes: chooses the quantization scheme of each matrix. A matrix is given by its name in
-the checkpoint. Knows names; no layers."""
+"""choose_schemes: chooses the quantization scheme of each matrix by the matrix's name in the
+checkpoint. Knows names; no layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from penstock.quant.scheme import PLAIN, Scheme
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization
 from penstock.quant.write_compressed import MadeKind
 
-# name of a matrix in the checkpoint, without `.weight` -> its scheme
+# function: name of a matrix in the checkpoint, without `.weight` -> its scheme
 SchemeOf = Callable[[str], Scheme]
 
-# Endings of routers' names. A shared_expert_gate scores the shared expert.
+# Endings of the names of experts' routers. A shared_expert_gate scores the shared expert.
 ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
-# endings of names: matrices that give the decay and rate of each head of a gated delta rule
+# endings of the names of matrices that compute each head's decay and rate in a gated delta rule
+# layer
 RATES = (
     ".in_proj_a",
     ".in_proj_b",
@@ -37,15 +38,16 @@ MADE: dict[MadeKind, Scheme] = {
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
-    """Returns the kind of quantization that an unquantized checkpoint's matrix gets at load; None:
-    it is not quantized.
+    """Returns how a matrix of an unquantized checkpoint is quantized at load; None: it stays
+    unquantized.
 
-    Routers of experts and the matrices of a recurrent layer's rates are not quantized: they are
-    small and errors in them matter much. The head is not quantized either, as no later layer evens
-    out its errors. The exception is integer quantization, where the head becomes int8: a small
-    model then reads a third fewer bytes per row. Its cost is small: on 24 problems of the demo the
-    KL divergence from float32 is 3.6e-4 with an int8 head and 3.4e-4 without (bfloat16 1.6e-4, fp8
-    3.8e-3, int4 7.4e-2). fp8_head: with fp8, make the head fp8 too."""
+    The experts' routers and the matrices that compute a recurrent layer's decays stay unquantized:
+    they are small, and errors in them matter much. The output head (lm_head) stays unquantized too,
+    as no later layer evens out its errors. With int8 and int4, however, the head becomes int8: a
+    decode step of a small model then reads a third fewer bytes. This costs little: on 24 problems
+    of the demo the KL divergence from float32 is 3.6e-4 with an int8 head and 3.4e-4 with a
+    bfloat16 head. (A bfloat16 model has 1.6e-4, fp8 3.8e-3, int4 7.4e-2.) fp8_head: with fp8,
+    quantize the head to fp8 too."""
     if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":
@@ -63,9 +65,10 @@ def all_plain(name: str) -> Scheme:
 def choose_schemes(
     quantization: Quantization, stored: StoredQuantization | None = None, *, fp8_head: bool = False
 ) -> SchemeOf:
-    """Returns a function from a matrix's name to its scheme. stored: the quantization in the
-    checkpoint's config.json; None: unquantized. fp8_head: see `made_kind`. Raises UsageError if
-    `quantization` names another method than the checkpoint's."""
+    """Returns a function from a matrix's name to its scheme. quantization: the engine's argument.
+    stored: the quantization that the checkpoint's config.json declares; None: unquantized.
+    fp8_head: see `made_kind`. Raises UsageError if `quantization` names another method than the
+    checkpoint's."""
     if stored is not None:
         _check_named(quantization, stored)
         return _stored(stored)
@@ -83,8 +86,8 @@ def choose_schemes(
 
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
-    """Raises UsageError unless `quantization` names the checkpoint's own method, as vLLM's scripts
-    do, or its kind of numbers."""
+    """Raises UsageError unless `quantization` is "auto" or names the checkpoint's quantization: by
+    its method ("awq"), as vLLM's scripts do, or by the kind of its weights ("int4")."""
     # vLLM's name for ModelOpt's NVFP4
     theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()
     if quantization not in ("auto", stored.method, *stored.kinds, *theirs):
@@ -96,12 +99,14 @@ def _check_named(quantization: Quantization, stored: StoredQuantization) -> None
 
 
 def _stored(stored: StoredQuantization) -> SchemeOf:
-    # one scheme object per form, so that matrices of one form can be fused
+    """Returns a function from a matrix's name to its scheme, for a quantized checkpoint."""
+    # one scheme object for equal StoredForms, so that their matrices can be fused into one product
     scheme_of_form = cache(_scheme)
     return lambda name: scheme_of_form(stored.form_of(name))
 
 
 def _scheme(form: StoredForm | None) -> Scheme:
+    """Returns the scheme that reads matrices stored as `form`; None: unquantized."""
     if form is None:
         return PLAIN
     if form.kind in ("nvfp4", "mxfp4"):

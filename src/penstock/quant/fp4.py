@@ -1,17 +1,19 @@
 """Weights in four-bit floats: NVFP4 and MXFP4. They are read from a quantized checkpoint, or made
-from a float dtype at load. In memory all have the layout of kernels/fp4_matrix.py.
+from a float dtype at load. In memory all have the layout of kernels/fp4_matrix.py. Tensors in a
+checkpoint:
 
-  packed     compressed-tensors: `weight_packed` uint8 [out, in / 2], two neighbours a byte, the
-             first in the lower half. NVFP4: `weight_scale` e4m3 [out, in / 16], divided by
-             `weight_global_scale` [1]. MXFP4: `weight_scale` uint8 [out, in / 32]
-  modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike, multiplied by `weight_scale_2` []
-  made       `weight` in a float dtype: NVFP4 is made while it is loaded
+  compressed-tensors   `weight_packed` uint8 [out, in / 2]: two neighbours a byte, the first in the
+                       low nibble. NVFP4: `weight_scale` e4m3 [out, in / 16], which is divided by
+                       `weight_global_scale` [1]. MXFP4: `weight_scale` uint8 [out, in / 32]
+  ModelOpt (NVFP4)     `weight` like weight_packed, `weight_scale` e4m3 [out, in / 16], which is
+                       multiplied by `weight_scale_2` []
+  unquantized          `weight` in a float dtype; NVFP4 is made while it is loaded
 
-Made numbers are bit for bit those of compressed-tensors (`generate_gparam`, `calculate_qparams`,
-`cast_to_fp4`). The global scale is 448 * 6 / the matrix's largest magnitude. A group's scale is its
-largest magnitude / 6 times the global scale, in e4m3. A number becomes the nearest of E2M1; ties go
-to the one whose last bit is 0. For a bfloat16 checkpoint, the global scale and a group's largest
-magnitude / 6 are rounded to bfloat16."""
+NVFP4 made at load is bit for bit that of compressed-tensors (`generate_gparam`,
+`calculate_qparams`, `cast_to_fp4`). The global scale is 448 * 6 / the matrix's largest magnitude. A
+group's scale is its largest magnitude / 6 times the global scale, in e4m3. A number is rounded to
+the nearest E2M1 value; ties go to the one whose last bit is 0. For a bfloat16 checkpoint, the
+global scale and a group's largest magnitude / 6 are rounded to bfloat16."""
 
 from __future__ import annotations
 
@@ -34,12 +36,13 @@ from penstock.quant.scheme import Product
 from penstock.quant.stored_quantization import StoredForm
 
 BYTES = frozenset({"U8"})
-# range of MXFP4's dummy scale bytes, which mean 2 ** (byte - 127); e2m1 numbers reach 6
+# range of random scale bytes for dummy weights. A byte b means 2 ** (b - 127), and e2m1 numbers
+# reach 6.
 DUMMY_POWERS = (118, 122)
-DUMMY_WHOLE = 1e-6  # magnitude of NVFP4's dummy global scale; group scales reach 448
+DUMMY_WHOLE = 1e-6  # size of a dummy weight's global scale; group scales reach 448
 LEAST_SCALE = 0.125  # scale of an all-zero group, from compressed-tensors
-# Midpoints between E2M1's magnitudes, at which a number is rounded up to the next one. A tie
-# goes to the even number, so every second bound is lowered to the largest float32 below the
+# Midpoints between E2M1's magnitudes. A number above one is rounded up. A number that equals one is
+# rounded to the even neighbour, so every second bound is lowered to the largest float32 below the
 # midpoint.
 _HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
@@ -47,8 +50,8 @@ _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros((
 
 @dataclass(frozen=True, slots=True)
 class Fp4Stored:
-    """The scheme of NVFP4 or MXFP4 checkpoints, packed as compressed-tensors or ModelOpt do (see
-    the module's docstring)."""
+    """The scheme of NVFP4 or MXFP4 checkpoints, packed by compressed-tensors or ModelOpt (see the
+    module's docstring)."""
 
     form: StoredForm
 
@@ -95,7 +98,8 @@ class Fp4Stored:
 
 
 class PowerScales(Weight):
-    """MXFP4's scales: bytes that are exponents. The byte 255 means NaN and is refused."""
+    """MXFP4's group scales, uint8 [out, in / 32]. A byte b means 2 ** (b - 127); 255 means NaN and
+    is refused."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, torch.uint8, device, stored=BYTES, counts=0)
@@ -121,8 +125,9 @@ class E4m3Scales(Weight):
 
 
 class WholeScale(Arranged):
-    """NVFP4's global scale of a matrix, repeated for each row as the factor of the row's group
-    scales: [rows] float64."""
+    """NVFP4's global scale of a matrix, repeated for each row: [out] float64. It multiplies the
+    group scales of the row, so a global scale by which they are divided is stored as its
+    reciprocal. suffix: name of the checkpoint tensor."""
 
     def __init__(self, matrices: Sequence[Part], suffix: str, device: torch.device) -> None:
         divides = suffix == "weight_global_scale"
@@ -171,8 +176,9 @@ class Fp4FromFloats:
 
 
 class MadeFp4(MadeWeight):
-    """NVFP4 numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, made from a wide
-    matrix."""
+    """An NVFP4 matrix that is made at load from a matrix in a float dtype. Arrays: packed numbers
+    [rows, in / 2], `scale` [rows, groups] e4m3, and `whole` [rows] float64, the factor of a row's
+    scales."""
 
     whole: Tensor
 
@@ -201,7 +207,7 @@ class MadeFp4(MadeWeight):
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """Quantizes the whole matrix and stores this rank's share, so that scales don't depend on
-        the cut."""
+        the number of tensor parallel ranks."""
         wide = self._wide[part]
         numbers, scale, divisor = to_nvfp4(tensor.to(place.device))
         place.copy_(array(wide, packed_shape(wide.shape, 4)).local(pack_four(numbers)))
@@ -212,12 +218,12 @@ class MadeFp4(MadeWeight):
 
 
 def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes matrix [out, in], of a float dtype, to NVFP4. Returns numbers [out, in] uint8 of 0
-    to 15, group scales [out, in / 16] e4m3, and the global scale float32 [1], by which readers
-    divide the group scales.
+    """Quantizes matrix [out, in], of a float dtype, to NVFP4. Returns e2m1 numbers as uint8 [out,
+    in], 0 to 15 and not packed; group scales [out, in / 16] e4m3; and the global scale float32 [1].
+    Readers divide group scales by it.
 
-    most: the magnitude that fixes the global scale; None: the matrix's largest."""
-    # float16 can't hold the global scale
+    most: the largest magnitude, which determines the global scale; None: that of the matrix."""
+    # a float16 can't represent the global scale
     wide = matrix.float() if matrix.dtype == torch.float16 else matrix
     groups = wide.view(wide.shape[0], -1, NV_GROUP)
     largest = groups.abs().amax(2)
@@ -241,8 +247,8 @@ def whole_divisor(most: Tensor) -> Tensor:
 
 
 def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
-    """Returns the product with a matrix in the layout of kernels/fp4_matrix.py. arrays: from
-    `ForExperts.arrays`."""
+    """Returns the product with a matrix of four-bit floats. arrays: numbers, scales, None and
+    `whole` in the layout of kernels/fp4_matrix.py, as `ForExperts.arrays` returns them."""
     numbers, scale, _, whole = arrays
     assert numbers is not None and scale is not None
     prepared = ops.prepare_linear_fp4(numbers, scale, whole, ops.dtype)
@@ -255,7 +261,8 @@ def in_fp4(weights: Iterable[Weight]) -> bool:
 
 
 def check_made(part: Part) -> None:
-    """Raises UsageError if a matrix can't be quantized to NVFP4 because of its shape or cut."""
+    """Raises UsageError if a matrix can't be quantized to NVFP4 because of its shape or its tensor
+    parallel split."""
     if part.shape[1] % SPAN:
         raise UsageError(
             f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be"
@@ -266,6 +273,8 @@ def check_made(part: Part) -> None:
 
 
 def _check_spans(part: Part) -> None:
+    """Raises an error unless a rank's inputs are a multiple of 32, the numbers that are packed
+    together."""
     if part.shape[1] % SPAN:
         raise CheckpointError(
             f"{part.name} has {part.shape[1]} inputs, and four-bit floats are read where {SPAN}"
@@ -275,12 +284,13 @@ def _check_spans(part: Part) -> None:
 
 
 def _groups(part: Part, suffix: str, group: int) -> Part:
-    """Returns the Part of a matrix's group scales, cut like the matrix."""
+    """Returns the Part of a matrix's group scales [out, in / group], split among ranks like the
+    matrix. group: inputs of a group."""
     return part.over(f"{part.name}.{suffix}", (part.shape[0], part.shape[1] // group))
 
 
 def _rows(part: Part) -> Part:
-    """Returns the Part of an array with one number per row, [out]. If the matrix is cut by inputs,
-    every rank holds the whole array."""
+    """Returns the Part of an array with one number per row of a matrix, [out]. It is split like the
+    matrix's rows. If ranks split the matrix by inputs, every rank holds the whole array."""
     shape = part.shape[:1]
     return part.over(part.name, shape) if part.cut == 0 else Part(part.name, shape)

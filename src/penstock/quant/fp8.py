@@ -1,15 +1,15 @@
-"""Weights in float8: e4m3 numbers with float32 scales. They are read from a quantized checkpoint,
-or made from a float dtype at load.
+"""Weights in float8: e4m3 numbers with float scales. They are read from a quantized checkpoint, or
+made from a float dtype at load. Scales of a matrix in a checkpoint:
 
-  channel   one scale a row: `weight_scale` [out, 1], as compressed-tensors stores it
-  tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
-  block     one scale for 128 x 128, fewer at the edges: `weight_scale` (HF: `weight_scale_inv`)
-            [out / 128, in / 128]
-  made      `weight` in a float dtype, quantized at load with one scale a row
+  channel   one scale per row: `weight_scale` [out, 1], as compressed-tensors stores it
+  tensor    one scale: `weight_scale` (Hugging Face: `weight_scale_inv`) [1]
+  block     one scale per block of 128 x 128, smaller at the edges: `weight_scale` (Hugging Face:
+            `weight_scale_inv`) [out / 128, in / 128]
+  none      `weight` in a float dtype, quantized at load with one scale per row
 
-Made numbers are bit for bit those of llm-compressor: scale = the row's largest magnitude / 448 and
-number = weight / scale, both rounded to the checkpoint's own dtype before the number is rounded to
-e4m3 (compressed-tensors, `calculate_qparams` and `_quantize`)."""
+Float8 made at load is bit for bit that of llm-compressor: scale = the row's largest magnitude / 448
+and number = weight / scale, both rounded to the checkpoint's own dtype before the number is rounded
+to e4m3 (compressed-tensors, `calculate_qparams` and `_quantize`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
 
-SCALES = (1e-6, 2e-6)  # range of dummy scales; e4m3 numbers reach 448
+SCALES = (1e-6, 2e-6)  # range of random scales for dummy weights; e4m3 numbers reach 448
 
 
 class Fp8:
-    """The scheme of float8 checkpoints with one scale a row (`channel`) or one scale a tensor."""
+    """The scheme of float8 checkpoints with one scale per row (`channel`) or per matrix (`tensor`).
+    suffix: of the scale tensor's name."""
 
     def __init__(self, scales: str = "channel", suffix: str = "weight_scale") -> None:
         if scales not in ("channel", "tensor"):
@@ -66,8 +67,8 @@ class Fp8:
         return fp8_product(ops, *self.arrays(weights))
 
     def _scale(self, part: Part) -> Part:
-        """Returns the Part of a matrix's scales: one scale a row, cut like the rows, or one scale
-        for the tensor, which every rank holds."""
+        """Returns the Part of a matrix's scales. One scale per row is split among ranks like the
+        rows; one scale per matrix is held by every rank."""
         name = f"{part.name}.{self.suffix}"
         if self.scales == "tensor":
             return Part(name, (1,))
@@ -79,9 +80,9 @@ class Fp8:
 class Fp8Blocks:
     """The scheme of float8 checkpoints with one scale for each block of 128 x 128 numbers.
 
-    In memory each row has its own scale for every 128 inputs. So matrices can be fused and cut by
-    rows anywhere, even if 128 doesn't divide the number of rows. A cut by inputs must go between
-    blocks."""
+    In memory each row has a scale for every 128 inputs. So matrices can be fused, and split by rows
+    among tensor parallel ranks, even if 128 doesn't divide the number of rows. A split by inputs
+    must go between blocks."""
 
     suffix: str = "weight_scale"
 
@@ -120,7 +121,8 @@ class Fp8Blocks:
 
 
 def _rows_of_blocks(scale: Tensor, array: Part) -> Tensor:
-    """Expands block scales [out / 128, in / 128] to each row's scales [out, in / 128]."""
+    """Expands block scales [out / 128, in / 128] to one scale for each row and 128 inputs, [out, in
+    / 128]. array: the Part of the result."""
     return scale.float().repeat_interleave(BLOCK, 0)[: array.shape[0]]
 
 
@@ -154,7 +156,8 @@ class Fp8FromFloats:
 
 
 class MadeFp8(MadeWeight):
-    """A matrix in e4m3 with `scale` [rows] float32, quantized at load from a float dtype."""
+    """A matrix of e4m3 numbers with `scale` [rows] float32, quantized at load from a matrix in a
+    float dtype."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, E4M3, device)
@@ -166,7 +169,7 @@ class MadeFp8(MadeWeight):
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """Quantizes whole rows and stores this rank's share of the result, so that scales don't
-        depend on how ranks divide the matrix."""
+        depend on the tensor parallel split."""
         numbers, scale = to_fp8(tensor.to(place.device))
         place.copy_(part.local(numbers))
         first = sum(p.local_shape[0] for p in self.parts[: self.parts.index(part)])
@@ -175,14 +178,15 @@ class MadeFp8(MadeWeight):
 
 
 def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes matrix [out, in], of a float dtype, with one scale a row. Returns numbers [out, in]
-    e4m3 and scales [out, 1] of the matrix's dtype."""
+    """Quantizes matrix [out, in], of a float dtype, with one scale per row. Returns e4m3 numbers
+    [out, in] and scales [out, 1] of the matrix's dtype."""
     scale = matrix.abs().amax(1, keepdim=True) / E4M3_MOST
     scale = scale.masked_fill(scale == 0, torch.finfo(scale.dtype).eps)
     return (matrix / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale
 
 
 def fp8_product(ops: Ops, matrix: Tensor, scale: Tensor) -> Product:
-    """Returns the product with a matrix [out, in] e4m3 that has one scale a row [out] float32."""
+    """Returns the product with a float8 matrix. matrix: [out, in] e4m3. scale: one per row, [out]
+    float32."""
     prepared = ops.prepare_linear_fp8(matrix, scale, ops.dtype)
     return Product(ops.linear_fp8, prepared, prepared.form, prepared.streamed)

@@ -1,9 +1,9 @@
-"""Gathered: a table of which a step reads few rows. For a model on a GPU the table may be in host
-memory.
+"""Gathered: a table of which a step reads few rows, such as an embedding. For a model on a GPU the
+table may be in host memory.
 
 Kernels then read it over the bus; the CUDA driver pins its pages. torch's own pinned memory is not
-used, since it rounds sizes up to the next power of two: 8 GiB for the 5.3 GiB table of Gemma 4 E4B.
-"""
+used, since it rounds sizes up to the next power of two: it would take 8 GiB for the 5.3 GiB table
+of Gemma 4 E4B."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.errors import CapacityError
 from penstock.parallel.sharded_weight import Part, Weight
 
-DRAWN_AT_ONCE = 1 << 24  # numbers drawn per piece of a table
+DRAWN_AT_ONCE = 1 << 24  # random numbers made at a time for dummy weights
 PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
 
 
@@ -37,7 +37,8 @@ class Gathered(Weight):
             self._value = pinned(part.local_shape, dtype)
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Fills the table with dummy numbers, the same in host and device memory."""
+        """Fills the table with random numbers for dummy weights. The numbers are the same in host
+        and in device memory."""
         for piece in torch.split(self.value, max(1, DRAWN_AT_ONCE // self.shape[1])):
             drawn = torch.empty(piece.shape, dtype=self.dtype, device=generator.device)
             piece.copy_(drawn.uniform_(*self._drawn, generator=generator))

@@ -1,19 +1,20 @@
 """Integer matrices of checkpoints, in four packings. Each is loaded into the layout of
-kernels/int_matrix.py.
+kernels/int_matrix.py. N: outputs, K: inputs, G: scale groups along K. A word is an int32 that packs
+eight 4-bit numbers from the lowest bits up (with 8 bits: four numbers).
 
-  awq      qweight [K, N / 8] int32: a word holds eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from
-           the lowest bits; qzeros [G, N / 8] alike; scales [G, N]
-  gptq     qweight [K / 8, N] int32 (8 bits: K / 4): a word holds eight inputs in order; qzeros [G,
-           N / 8]: a word holds eight outputs in order, each the zero minus one (gptq_v2: the zero);
-           scales [G, N]; g_idx [K]
-  packed   weight_packed [N, K / 8] int32 (8 bits: K / 4): a word holds eight inputs in order, plus
-           8 (128); weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G];
-           weight_shape [2]
-  plain    weight [N, K] int8; weight_scale [N, G] or [1]; weight_zero_point alike
+  awq      qweight [K, N / 8] words of eight outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7;
+           qzeros [G, N / 8], packed like qweight; scales [G, N]
+  gptq     qweight [K / 8, N] words of eight inputs (8 bits: [K / 4, N]);
+           qzeros [G, N / 8] words of eight outputs, each the zero point minus one (gptq_v2: the
+           zero point); scales [G, N]; g_idx [K], each input's group
+  packed   weight_packed [N, K / 8] words of eight inputs (8 bits: [N, K / 4]), to which 8 (128) was
+           added; weight_zero_point [N / 8, G] words of eight outputs, 8 (128) added as well;
+           weight_scale [N, G]; weight_shape [2]
+  plain    weight [N, K] int8; weight_scale [N, G] or [1]; weight_zero_point of the same shape
 
-N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear,
-GPTQModel's second format, compressed-tensors' pack_to_int32. A tensor is arranged whole and cut for
-ranks after that: no cut goes through a word."""
+Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear, GPTQModel's second format,
+compressed-tensors' pack_to_int32. A checkpoint tensor is first unpacked as a whole and then split
+for tensor parallel ranks, so a split never goes through a word."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.stored_quantization import StoredForm
 
 WORDS = frozenset({"I32"})
-# positions of outputs 0 to 7 in a word, in units of four bits from the lowest
+# position of each of outputs 0 to 7 in an AWQ word; position 0 is the lowest four bits
 AWQ_ORDER = (
     0,
     4,
@@ -40,36 +41,39 @@ AWQ_ORDER = (
     3,
     7,
 )
-SCALES = (1e-5, 2e-5)  # range of dummy scales
-# function (checkpoint tensor, Part of the array made of it) -> unsigned numbers
+SCALES = (1e-5, 2e-5)  # range of random scales for dummy weights
+# function: checkpoint tensor, Part of the array made from it -> unsigned numbers
 Unpack = Callable[[Tensor, Part], Tensor]
 
 
-# --- shapes and cuts
+# --- shapes and tensor parallel splits
 
 
 def at(part: Part, suffix: str, shape: tuple[int, ...]) -> Part:
-    """Returns the Part of a checkpoint tensor that belongs to a matrix, not cut. part: the matrix.
-    suffix: of the tensor's name. shape: of the tensor."""
+    """Returns the Part of one of a matrix's checkpoint tensors, which every rank reads whole. part:
+    the matrix. suffix: of the tensor's name. shape: of the tensor."""
     return Part(f"{part.name}.{suffix}", shape)
 
 
 def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    """Returns the shape in bytes of a matrix [out, in] with `bits` bits per number: [out, in * bits
+    / 8]."""
     return (shape[0], shape[1] * bits // 8)
 
 
 def array(part: Part, shape: tuple[int, ...]) -> Part:
-    """Returns the Part of an array [out, ...] that is made of a matrix's checkpoint tensor, cut
-    like the matrix. If the matrix is cut by inputs, every rank holds an array of one column whole.
-    """
+    """Returns the Part of an array that is made from a matrix's checkpoint tensor. shape: [out,
+    columns]. The array is split among ranks like the matrix. If the matrix is split by inputs and
+    the array has a single column, every rank holds the whole array."""
     if part.cut == 1 and shape[1] == 1:
         return Part(part.name, shape)
     return part.over(part.name, shape)
 
 
 def cut_groups(part: Part, group: int, instead: str = "the model's unquantized checkpoint") -> int:
-    """Returns how many groups of a row this rank holds. Raises UsageError if ranks would cut
-    through a group. instead: the checkpoint that the error advises to use."""
+    """Returns the number of scale groups of a row that this rank holds. part: the matrix. group:
+    inputs of a group. Raises UsageError if the tensor parallel split would go through a group.
+    instead: the checkpoint that the error advises to use."""
     into = part.shape[1]
     if part.cut != 1 or group == into:
         return into // group
@@ -83,8 +87,8 @@ def cut_groups(part: Part, group: int, instead: str = "the model's unquantized c
 
 
 def check_form(part: Part, form: StoredForm) -> None:
-    """Raises CheckpointError if the matrix's sizes aren't multiples of a word's numbers and of a
-    group."""
+    """Raises an error unless the matrix's sizes are multiples of a scale group and of the numbers
+    in an int32 word, and its tensor parallel split goes between groups."""
     out, into = part.shape
     group = form.group or into
     per_word = 32 // form.bits
@@ -105,11 +109,12 @@ def check_form(part: Part, form: StoredForm) -> None:
         )
 
 
-# --- words and the numbers packed in them
+# --- int32 words and the numbers packed in them
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """Unpacks words [rows, n] int32 from the lowest bits up: [rows, n * 32 / bits] uint8."""
+    """Unpacks words [rows, n], int32 or bytes, to unsigned numbers of `bits` bits, uint8 [rows,
+    numbers]. The first number is in the lowest bits."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -117,14 +122,15 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def _laid_out(numbers: Tensor, bits: int) -> Tensor:
-    """Packs unsigned numbers [N, K] uint8 into the layout of kernels/int_matrix.py."""
+    """Packs unsigned numbers [N, K] uint8 of `bits` bits into the layout of
+    kernels/int_matrix.py."""
     if bits == 4:
         return pack_four(numbers.contiguous())
     return (numbers ^ 0x80).view(torch.int8)  # maps 0 to 255 to -128 to 127
 
 
 def _middle(bits: int) -> int:
-    """Returns the unsigned number that means 0 in symmetric quantization."""
+    """Returns the unsigned number that represents 0 in symmetric quantization: 8 or 128."""
     return 1 << (bits - 1)
 
 
@@ -135,8 +141,9 @@ def _numbers(
     device: torch.device,
     unpack: Unpack,
 ) -> Arranged:
-    """Returns the weight that holds a matrix's numbers. stored: the Parts of the checkpoint
-    tensors. unpack: function from a checkpoint tensor to unsigned numbers [N, K]."""
+    """Returns the Weight that loads a matrix's integers. parts: the matrices. stored: the Parts of
+    their checkpoint tensors. unpack: function from a checkpoint tensor to unsigned numbers [N, K].
+    """
     arrays = [array(part, packed_shape(part.shape, form.bits)) for part in parts]
     dtype = torch.int8 if form.bits == 8 else torch.uint8
     return Arranged(
@@ -151,6 +158,7 @@ def _numbers(
 
 
 def _groups(form: StoredForm, part: Part) -> int:
+    """Returns the number of scale groups of a row of the whole matrix."""
     return part.shape[1] // (form.group or part.shape[1])
 
 
@@ -164,6 +172,9 @@ def _scales(
     kinds: frozenset[str] = FLOATS,
     drawn: tuple[float, float] = SCALES,
 ) -> Arranged:
+    """Returns the Weight that loads a matrix's scales, [N, G] of `dtype`. stored: the Parts of the
+    checkpoint tensors. transposed: True: these are [G, N]. kinds: their allowed dtypes. drawn:
+    range of dummy scales."""
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
 
     def arrange(scales: Tensor, array: Part) -> Tensor:
@@ -181,8 +192,9 @@ def _zeros(
     device: torch.device,
     zeros_of: Unpack,
 ) -> Arranged:
-    """Returns the weight that holds a matrix's zero points. stored: the Parts of the checkpoint
-    tensors. zeros_of: function from a checkpoint tensor to unsigned integer zeros [N, G]."""
+    """Returns the Weight that loads a matrix's zero points, [N, G] of `dtype`. stored: the Parts of
+    the checkpoint tensors. zeros_of: function from a checkpoint tensor to unsigned zero points [N,
+    G]."""
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
     below = 128 if form.bits == 8 else 0
 
@@ -200,7 +212,7 @@ def _awq(
     form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Weight]:
     def in_order(words: Tensor, array: Part) -> Tensor:
-        """Unpacks words [rows, N / 8] to numbers [N, rows]."""
+        """Unpacks words [rows, N / 8] of eight outputs, in AWQ's order, to numbers [N, rows]."""
         numbers = unpack_words(words, 4).view(words.shape[0], -1, 8)
         return numbers[:, :, list(AWQ_ORDER)].flatten(1).t()
 
@@ -230,8 +242,8 @@ def _gptq(
     per_word, added = 32 // form.bits, 1 if form.packing == "gptq" else 0
 
     def zeros_of(words: Tensor, array: Part | None = None) -> Tensor:
-        """Unpacks words [G, N / 8] to zeros [N, G], as int32: a four-bit zero plus one
-        may be 16."""
+        """Unpacks words [G, N / 8] to zero points [N, G]. They are int32, since a stored four-bit
+        zero point plus one may be 16."""
         return unpack_words(words, form.bits).t().int() + added
 
     def trivial(order: Tensor, part: Part) -> bool:
@@ -260,8 +272,8 @@ def _gptq(
             ),
         ),
     }
-    # Early writers store a bias of zeros for every matrix; it is checked and dropped. If the model
-    # has a bias, the caller replaces this entry.
+    # Early GPTQ writers store a bias of zeros for every matrix; it is checked and dropped. If the
+    # model has a bias, the caller replaces this entry.
     weights["bias"] = Expected(
         [at(p, "bias", (p.shape[0],)) for p in parts],
         device,
@@ -289,7 +301,7 @@ def _packed(
     per_word = 32 // form.bits
 
     def zeros_of(words: Tensor, array: Part) -> Tensor:
-        """Unpacks words [ceil(N / 8), G] to zeros [N, G]."""
+        """Unpacks words [ceil(N / 8), G] of eight outputs to zero points [N, G]."""
         return unpack_words(words.t(), form.bits).t()[: array.shape[0]]
 
     each = [(part, _groups(form, part)) for part in parts]

@@ -1,5 +1,6 @@
-"""Weights in integers of four and eight bits. They are read from a quantized checkpoint, or made
-from a float dtype at load. In memory all have the layout of kernels/int_matrix.py."""
+"""Weights in integers of four and eight bits: the schemes that read them from a quantized
+checkpoint, or make them from a float dtype at load. In memory all have the layout of
+kernels/int_matrix.py."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 
-MADE_GROUPS = (128, 64, 32)  # int4 group sizes; a matrix gets the first one that divides its rows
-# Rows with fewer inputs get groups of 32, since small models lose more by int4 (LOG.md,
+# inputs of an int4 scale group: the first size that divides the matrix's inputs
+MADE_GROUPS = (128, 64, 32)
+# Matrices with fewer inputs get groups of 32, since small models lose more by int4 (LOG.md,
 # 2026-11-27).
 SHORT = 768
 
@@ -38,9 +40,9 @@ class IntStored:
         return FORMS[self.form.packing](self.form, parts, dtype, device)
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        """Returns the product with a tied head, which no quantized checkpoint stores separately.
-        The head is quantized to int8 if the checkpoint has 8 bits, and not quantized if it has 4
-        bits."""
+        """Returns the product with a tied output head: the embedding's matrix, for which quantized
+        checkpoints store no quantized copy. It is quantized to int8 if the checkpoint has 8 bits,
+        and not quantized if it has 4."""
         return (
             IntFromFloats(8).made_of(ops, matrix)
             if self.form.bits == 8
@@ -59,7 +61,7 @@ class IntStored:
 @dataclass(frozen=True, slots=True)
 class IntFromFloats:
     """The scheme that reads matrices in a float dtype and quantizes them to integers at load: 8
-    bits with one scale a row, or 4 bits with one scale a group."""
+    bits with one scale per row, or 4 bits with one scale per group of inputs."""
 
     bits: int
 
@@ -89,7 +91,7 @@ class IntFromFloats:
 
 class MadeInt(MadeWeight):
     """A matrix of integers with `scale` [rows, groups] of the model's dtype, quantized at load from
-    a float dtype."""
+    a matrix in a float dtype."""
 
     def __init__(
         self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device
@@ -112,7 +114,7 @@ class MadeInt(MadeWeight):
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """Quantizes whole rows and stores this rank's share of the result, so that scales don't
-        depend on how ranks divide the matrix."""
+        depend on the tensor parallel split."""
         wide = self._wide[part]
         numbers, scale = to_int(tensor.to(place.device), self.bits, self.group, self.scale.dtype)
         packed = (
@@ -124,10 +126,11 @@ class MadeInt(MadeWeight):
 
 
 def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantizes matrix [out, in], of a float dtype, symmetrically with rounding to nearest. Returns
-    numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`.
+    """Quantizes matrix [out, in], of a float dtype, symmetrically with rounding to nearest. group:
+    inputs that share a scale. Returns integers [out, in] int8 in the range of `bits` bits, and
+    scales [out, in / group] of `dtype`.
 
-    If `dtype` is the checkpoint's, the numbers are those of llm-compressor (compressed-tensors,
+    If `dtype` is the checkpoint's, the integers are those of llm-compressor (compressed-tensors,
     `calculate_qparams` and `_quantize`): scale = the group's largest magnitude * 2 / (2**bits - 1).
     """
     groups = matrix.view(matrix.shape[0], -1, group)
@@ -136,12 +139,14 @@ def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[T
 
 
 def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None = None) -> Product:
-    """Returns the product with integers in the layout of kernels/int_matrix.py."""
+    """Returns the product with an integer matrix. numbers, scale, zero (None: symmetric): in the
+    layout of kernels/int_matrix.py."""
     prepared = ops.prepare_linear_int(numbers, scale, zero, ops.dtype)
     return Product(ops.linear_int, prepared, prepared.form, prepared.streamed)
 
 
 def made_group(part: Part) -> int:
+    """Returns the inputs of an int4 scale group for a matrix that is quantized at load."""
     into = part.shape[1]
     group = next((group for group in MADE_GROUPS[2 * (into < SHORT) :] if into % group == 0), None)
     if group is None:
@@ -154,4 +159,5 @@ def made_group(part: Part) -> int:
 
 
 def _share(part: Part, array: Tensor) -> Tensor:
+    """Returns this rank's share of an array [out, columns], split like the matrix `part`."""
     return part.over(part.name, tuple(array.shape)).local(array)

@@ -1,4 +1,4 @@
-"""read_compressed: compressed-tensors' (llm-compressor's) `quantization_config` ->
+"""read_compressed: reads compressed-tensors' (llm-compressor's) `quantization_config` and returns a
 StoredQuantization. No torch."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
-# Four-bit floats: format -> kind, strategy of scales, numbers that share a scale, dtype of scales.
+# four-bit floats: format -> kind, strategy of scales, inputs that share a scale, dtype of scales
 FP4: dict[str, tuple[Kind, str, int, str]] = {
     "nvfp4-pack-quantized": ("nvfp4", "tensor_group", NV_GROUP, "float8_e4m3fn"),
     "mxfp4-pack-quantized": ("mxfp4", "group", MX_GROUP, "uint8"),
@@ -20,6 +20,7 @@ FP4: dict[str, tuple[Kind, str, int, str]] = {
 
 
 def read_compressed(told: ToldObject) -> StoredQuantization:
+    """Returns the quantization that compressed-tensors' `quantization_config` declares."""
     told.past("quantization_status", "global_compression_ratio", "version")
     form_name = told.text("format", "")
     sparse = told.take("sparsity_config", {})
@@ -43,6 +44,8 @@ def read_compressed(told: ToldObject) -> StoredQuantization:
 
 
 def _group(raw: Any, where: str, form_name: str) -> Targets:
+    """Reads one entry of config_groups: how weights are stored, and for which matrices. where: its
+    place in the file, for errors. form_name: the checkpoint's or the entry's format."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: must be an object, not {shown(raw)}")
     told = ToldObject(raw, where)
@@ -60,12 +63,13 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
 
 
 def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
-    """Returns True if the checkpoint asks for four-bit activations.
+    """Returns True if the checkpoint wants four-bit activations. raw: its `input_activations`.
 
-    Eight-bit activations are accepted, but the checkpoint's scales for them are not used: each row
-    gets its own scale if the product takes float8, and stays wide otherwise. Both are finer than a
-    static scale. Four-bit float activations are accepted beside four-bit float weights: no other
-    numbers depend on them."""
+    Eight-bit activations are accepted, but the checkpoint's static scales for them are not used:
+    the engine gives each row of activations its own scale if the product takes float8 rows, and
+    otherwise doesn't quantize activations. Both are more precise than a static scale. Four-bit
+    float activations are accepted only beside four-bit float weights; the engine doesn't quantize
+    activations to four bits."""
     if raw is None:
         return False
     bits = raw.get("num_bits", 8) if isinstance(raw, dict) else None
@@ -79,6 +83,7 @@ def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
 
 
 def _form(told: ToldObject, form_name: str) -> StoredForm:
+    """Reads an entry's `weights`: how a matrix is stored."""
     if form_name in REFUSED:
         raise told.fail(f"format {form_name!r} is not read: {REFUSED[form_name]}")
     known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized", *FP4)
@@ -117,14 +122,15 @@ def _fp4_form(
     group: Any,
     scale_dtype: str,
 ) -> StoredForm:
+    """Returns how NVFP4 or MXFP4 matrices are stored; checks that the keys say so."""
     kind, goes, neighbours, dtype = FP4[form_name]
     if number != ("float", 4, True):
         raise told.fail(
             f"{form_name} holds symmetric floats of 4 bits, and these are told to be others:"
             f" {INSTEAD}"
         )
-    # Four-bit floats with group scales but no global scale are read only if the scales are
-    # powers of two (MXFP4).
+    # Four-bit floats with group scales but without a global scale are supported only if the scales
+    # are powers of two (MXFP4).
     told.one_of("strategy", strategy, (goes,))
     told.one_of("group_size", group, (neighbours,))
     told.one_of("scale_dtype", scale_dtype, ("", dtype))
@@ -132,6 +138,7 @@ def _fp4_form(
 
 
 def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) -> StoredForm:
+    """Returns how float8 matrices are stored. strategy: of scales. block: block_structure."""
     told.one_of("strategy", strategy, ("channel", "tensor", "block"))
     if not symmetric:
         raise told.fail(f"float8 with zero points is not read: {INSTEAD}")
@@ -143,6 +150,7 @@ def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) ->
 def _int_form(
     told: ToldObject, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any
 ) -> StoredForm:
+    """Returns how integer matrices are stored. strategy: of scales. group: group_size."""
     packed = form_name == "pack-quantized"
     told.one_of("num_bits", bits, (4, 8) if packed else (8,))
     told.one_of("format", form_name, ("pack-quantized", "int-quantized", "naive-quantized"))

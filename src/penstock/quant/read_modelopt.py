@@ -1,4 +1,5 @@
-"""read_modelopt: NVIDIA ModelOpt's quantization config -> StoredQuantization. No torch.
+"""read_modelopt: reads NVIDIA ModelOpt's quantization config and returns a StoredQuantization. No
+torch.
 
   config.json            quantization_config: quant_algo, ignore, kv_cache_scheme, config_groups,
                          quantized_layers
@@ -17,7 +18,7 @@ from penstock.quant.stored_quantization import StoredForm, StoredQuantization, T
 from penstock.quant.told_object import ToldObject, shown
 
 _NVFP4 = StoredForm("nvfp4", "group", NV_GROUP, packing="modelopt")
-# quant_algo -> (form of a matrix, True if activations are four-bit too)
+# quant_algo -> (how a matrix is stored, True if it wants four-bit activations too)
 ALGORITHMS = {
     "NVFP4": (_NVFP4, True),
     "W4A16_NVFP4": (_NVFP4, False),
@@ -30,7 +31,8 @@ _PAST = ("producer", "version", "quant_method", "lora_rank", "smoothquant_alpha"
 
 def read_modelopt(told: ToldObject) -> StoredQuantization:
     inner = told.take("quantization")
-    if inner is not None:  # the layout of hf_quant_config.json, which config.json may contain too
+    # a nested `quantization` object, as in hf_quant_config.json; config.json may have it too
+    if inner is not None:
         told.past(*_PAST)
         told.refuse_rest()
         if not isinstance(inner, dict):
@@ -54,8 +56,8 @@ def read_modelopt(told: ToldObject) -> StoredQuantization:
 
 
 def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
-    """Reads quantized_layers: an algorithm for each name, which is a matrix or a module of several
-    matrices. Returns the targets of each algorithm."""
+    """Reads quantized_layers: names and the algorithm of each. A name is a matrix, or a module of
+    several matrices. Returns a Targets for each algorithm."""
     names: dict[str, list[str]] = {}
     for name, raw in layers.items():
         if not isinstance(raw, dict):
@@ -71,8 +73,8 @@ def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
 
 
 def _check_groups(told: ToldObject) -> None:
-    """Checks that config_groups agrees with quant_algo, which it repeats with compressed-tensors'
-    keys."""
+    """Raises an error unless config_groups, which repeats quant_algo in compressed-tensors' keys,
+    agrees with it."""
     _check_group(told, "")
     groups = told.take("config_groups", {})
     if not isinstance(groups, dict):
@@ -90,7 +92,8 @@ def _check_groups(told: ToldObject) -> None:
 
 
 def _check_group(told: ToldObject, algorithm: str) -> None:
-    """Checks group_size; some writers store 0 or null for a matrix with one scale."""
+    """Checks that group_size is the algorithm's. Some writers store 0 or null for a matrix with one
+    scale."""
     group = told.take("group_size", NV_GROUP)
     told.one_of(
         "group_size", group, (NV_GROUP,) if "NVFP4" in algorithm else (NV_GROUP, 0), _INSTEAD
@@ -98,6 +101,7 @@ def _check_group(told: ToldObject, algorithm: str) -> None:
 
 
 def _kv(told: ToldObject) -> Any:
+    """Returns the KV cache's scheme, in compressed-tensors' form; None: none is declared."""
     algorithm = told.take("kv_cache_quant_algo")
     if algorithm is not None:
         wide = "set it to null to have KV in the model's numbers"

@@ -1,9 +1,10 @@
-"""read_quantization: the parsed `quantization_config` of a config.json -> StoredQuantization. An
-unknown key or value is an error that names it and suggests an alternative. Needs no torch and reads
-no files.
+"""read_quantization: reads the parsed `quantization_config` of a config.json and returns a
+StoredQuantization. An unknown key or value is an error that names it and suggests an alternative.
+Needs no torch and reads no files.
 
-Reads HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order)
-here; compressed-tensors and ModelOpt have files of their own."""
+Hugging Face's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (without
+act-order) are read here; read_compressed.py and read_modelopt.py read compressed-tensors and
+ModelOpt."""
 
 from __future__ import annotations
 
@@ -15,8 +16,7 @@ from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
-# Method -> description of the checkpoints of that method that can be read; docs/quantization.md is
-# generated from this.
+# quantization method -> description of its supported checkpoints, as docs/quantization.md shows it
 READ = {
     "compressed-tensors": (
         "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or"
@@ -40,7 +40,8 @@ READ = {
     ),
 }
 
-# Keys about calibration and kernels that writers of AWQ and GPTQ add. They are skipped.
+# Keys about calibration and kernels that writers of AWQ and GPTQ add. They don't change the stored
+# numbers and are skipped.
 WRITERS = (
     "damp_percent",
     "damp_auto_increment",
@@ -101,22 +102,23 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
 
 
 def _fp8(told: ToldObject) -> StoredQuantization:
+    """Reads Hugging Face's and AutoFP8's float8 config."""
     told.one_of(
         "fmt",
         told.text("fmt", "e4m3"),
         ("e4m3", "float8_e4m3fn"),
         "numbers with 5 bits of exponent are not: " + INSTEAD,
     )
-    # static: the checkpoint has scales of activations, which are not used: each row gets its own
-    # scale, which is finer
+    # With "static" the checkpoint has activation scales. They are not used: each row of activations
+    # gets its own scale, which is finer.
     told.one_of(
         "activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static")
     )
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
     if size is None:
-        # transformers always writes this key (null: one scale a matrix) and stores inverse scales.
-        # AutoFP8 never writes it.
+        # transformers always writes this key (null: one scale a matrix), and stores scales as
+        # `weight_scale_inv`. AutoFP8 never writes it.
         inverse = "weight_block_size" in told.raw
         form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
     elif size == [BLOCK, BLOCK]:
@@ -138,13 +140,14 @@ def _fp8(told: ToldObject) -> StoredQuantization:
 
 
 def _mxfp4(told: ToldObject) -> StoredQuantization:
-    """Returns a quantization without targets: only experts are quantized, and models/gpt_oss.py
-    reads them."""
+    """Reads gpt-oss's config. The result has no targets: only experts are quantized, and
+    models/gpt_oss.py reads these itself."""
     told.past("modules_to_not_convert")
     return StoredQuantization("mxfp4", ())
 
 
 def _awq(told: ToldObject) -> StoredQuantization:
+    """Reads AWQ's config."""
     told.one_of(
         "version",
         told.text("version", "gemm").lower(),
@@ -182,6 +185,7 @@ def _awq(told: ToldObject) -> StoredQuantization:
 
 
 def _gptq(told: ToldObject) -> StoredQuantization:
+    """Reads GPTQ's config."""
     bits = told.one_of("bits", told.number("bits"), (4, 8))
     if told.flag("desc_act", False):
         raise told.fail(
@@ -210,8 +214,8 @@ def _gptq(told: ToldObject) -> StoredQuantization:
 
 
 def _dynamic(told: ToldObject) -> tuple[str, ...]:
-    """Returns the patterns of GPTQModel's `dynamic` rules that leave modules unquantized (`-:` and
-    a pattern). Raises CheckpointError for rules that change a module's form."""
+    """Returns the patterns of GPTQModel's `dynamic` rules that leave modules unquantized (keys
+    `-:pattern`). Raises CheckpointError for rules that change how a module is quantized."""
     rules = told.take("dynamic", {})
     if not isinstance(rules, dict):
         raise told.fail(f"dynamic must be an object, not {shown(rules)}")
@@ -236,11 +240,13 @@ def _flat(told: ToldObject, names: Any) -> list[str]:
 
 
 def _with_head(told: ToldObject, ignored: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the head to the ignored names unless the config says lm_head: true (AWQ, GPTQ)."""
+    """Returns the ignored names, with lm_head added unless the config says lm_head: true (AWQ,
+    GPTQ)."""
     return ignored if told.flag("lm_head", False) else (*ignored, "lm_head")
 
 
 def _grouped(told: ToldObject, group: Any) -> tuple[Scales, int | None]:
+    """Returns how scales are shared, and the inputs of a scale group (None: the whole row)."""
     if group == -1:
         return "channel", None
     told.one_of("group_size", group, GROUPS)

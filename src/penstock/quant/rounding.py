@@ -1,50 +1,51 @@
-"""Rounding of matrices to four bits by calibration inputs. Its products have smaller errors than
-those of rounding to nearest.
+"""Rounds matrices to four bits with the help of calibration inputs. The product with a matrix then
+has a smaller error than with rounding to nearest.
 
-  scales    for each group, the scale between half and 1.1 times the usual one with the least error
-            of products
-  numbers   rounded one input after the other, the inputs with the largest mean square first; each
-            rounding error is compensated in correlated inputs that are not rounded yet (GPTQ,
+  scales    for each group, tries scales between half and 1.1 times the usual one and takes the one
+            with the smallest error of products
+  numbers   are rounded input by input, those with the largest mean square first; each rounding
+            error is compensated in correlated inputs that are not rounded yet (GPTQ,
             arXiv:2210.17323)
 
-The layout and meaning of numbers are unchanged. Knows arrays; not where calibration inputs come
-from."""
+The result is stored in the same format as with rounding to nearest. Knows arrays; not where
+calibration inputs come from."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# candidate scales relative to the scale that clips nothing: 0.5 to 1.1
+# candidate scales, relative to the smallest one that clips nothing: 0.5 to 1.1
 CLIPS = tuple(n / 20 for n in range(10, 23))
-# This share of the diagonal's mean is added to the diagonal of `moments`, which makes it invertible
-# if there were few calibration inputs.
+# `moments` may be singular if there were few calibration inputs. So this share of its diagonal's
+# mean is added to the diagonal.
 DAMPING = 0.01
-AT_ONCE = 128  # inputs per block of error propagation
+AT_ONCE = 128  # inputs after which accumulated errors are applied to all later inputs
 
 
 def nearest(groups: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Returns groups [out, groups, n] divided by scale [out, groups] and rounded to whole numbers
-    of `bits` bits, in the dtype of `groups`."""
+    """Divides groups [out, groups, n] by scale [out, groups] and rounds to integers of `bits` bits,
+    in the dtype of `groups`. n: inputs of a group."""
     most = 2 ** (bits - 1)
     numbers: Tensor = (groups / scale[..., None].to(groups.dtype)).round_().clamp_(-most, most - 1)
     return numbers
 
 
 def usual_scale(groups: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Returns the scales [out, groups] of `dtype` with which no number of groups [out, groups, n]
-    is clipped."""
+    """Returns the smallest scales [out, groups], of `dtype`, that clip no number of groups [out,
+    groups, n]."""
     scale: Tensor = (groups.abs().amax(2) / ((2**bits - 1) / 2)).to(dtype)
     return scale.masked_fill(scale == 0, torch.finfo(dtype).eps)
 
 
 def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Returns the scales [out, groups] of `dtype` for which rounding to nearest changes products
-    least. groups: [out, groups, n] float32. moments: mean square of each input, [groups, n]."""
+    """Returns for each group the scale with which rounding to nearest changes products least, [out,
+    groups] of `dtype`. groups: [out, groups, n] float32. moments: mean square of each input,
+    [groups, n]."""
     usual, largest, half = usual_scale(groups, bits, dtype), groups.abs().amax(2), (2**bits - 1) / 2
     best, least = usual, torch.full_like(largest, torch.inf)
-    # The usual scale is tried first and kept unless another is better. With the next two, the
-    # largest number is divided to a whole number.
+    # The usual scale is tried first, and kept unless another is better. With the next two scales,
+    # the group's largest number becomes an integer exactly.
     for end in (half, half - 0.5, half + 0.5, *(half / clip for clip in CLIPS)):
         scale = (largest / end).to(dtype)
         scale = torch.where(scale == 0, usual, scale)
@@ -63,17 +64,19 @@ def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype)
 def round_to_products(
     matrix: Tensor, moments: Tensor, bits: int, group: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Quantizes matrix [out, in], of a float dtype, so that its products change little. Returns
-    numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`.
+    """Quantizes matrix [out, in], of a float dtype, so that products with it change little. Returns
+    integers [out, in] int8 in the range of `bits` bits, and scales [out, in / group] of `dtype`.
 
-    moments: [in, in] float32, the mean of x x^T over the calibration inputs x."""
+    moments: [in, in] float32, the mean of x x^T over the calibration inputs x. group: inputs that
+    share a scale."""
     wide = matrix.float()
     own = moments.diagonal()
     scale = search_scale(wide.view(len(wide), -1, group), own.view(-1, group), bits, dtype)
     order = own.argsort(descending=True, stable=True)
     carried = _carried(moments[order][:, order])
     scales = scale.float().repeat_interleave(group, 1).T[order]
-    # [in, out]: the numbers to round, with compensation for earlier inputs' errors added
+    # [in, out]: the numbers to round, to which compensation for the errors of earlier inputs is
+    # added
     left = wide.T[order]
     numbers, most = torch.empty_like(left), 2 ** (bits - 1)
     for first in range(0, len(left), AT_ONCE):
@@ -91,8 +94,8 @@ def round_to_products(
 
 def _carried(moments: Tensor) -> Tensor:
     """Returns an upper triangular matrix [in, in]. Row n has the factors by which input n's
-    rounding error is added to each later input. moments: [in, in] in the order of rounding. An
-    input that is always 0 gets factors of 0."""
+    rounding error is added to each later input. moments: mean of x x^T [in, in], with inputs in the
+    order of rounding. An input that is always 0 gets factors of 0."""
     own = moments.diagonal()
     damped = moments + torch.diag(torch.where(own == 0, own.new_ones(()), own.mean() * DAMPING))
     factor: Tensor = torch.linalg.cholesky(

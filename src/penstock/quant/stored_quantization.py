@@ -1,5 +1,5 @@
-"""StoredQuantization: how a checkpoint's matrices are stored, by their names. Knows no tensors and
-no torch."""
+"""StoredQuantization: which matrices of a checkpoint are quantized, and how they are stored.
+Matrices are given by name. Knows no tensors and no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Scales = Literal["channel", "tensor", "block", "group"]
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """The way in which a checkpoint stores a matrix.
+    """The storage of a matrix in a checkpoint: dtype, packing and scales.
 
-    group: inputs that share a scale; None: the whole row, or with scales by tensor the whole
-    matrix. zeros: True if there are zero points. packing: a name in quant/int_forms.py, or for
-    four-bit floats in quant/fp4.py. scale: suffix of the scale tensor's name."""
+    kind, scales: kind of numbers, and which of them share a scale. group: inputs that share a
+    scale; None: the whole row, or the whole matrix if there is one scale per matrix. zeros: True if
+    there are zero points. packing: name of a packing in quant/int_forms.py, or for four-bit floats
+    in quant/fp4.py. scale: suffix of the scale tensor's name."""
 
     kind: Kind
     scales: Scales
@@ -36,18 +37,18 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """A StoredForm and the matrices that have it.
+    """The matrices that are stored in one StoredForm.
 
-    named: class names, whole names, or `re:` and a pattern for the beginning of a name; a
-    frozenset: only whole names of matrices and modules, which may be thousands. narrow_rows: True
-    if the checkpoint asks for four-bit activations too."""
+    named: class names, whole names, or `re:` and a pattern for the beginning of a name. If it is a
+    frozenset, it has only whole names of matrices and modules, of which there may be thousands.
+    narrow_rows: True if the checkpoint wants four-bit activations for these matrices."""
 
     named: tuple[str, ...] | frozenset[str]
     form: StoredForm
     narrow_rows: bool = False
 
     def have(self, name: str) -> bool:
-        """Returns True if the matrix is one of the targets."""
+        """Returns True if the matrix `name` is one of the targets."""
         if isinstance(self.named, frozenset):
             parts = name.split(".")
             return any(".".join(parts[:count]) in self.named for count in range(1, len(parts) + 1))
@@ -58,10 +59,11 @@ class Targets:
 class StoredQuantization:
     """The quantization that a checkpoint declares for its matrices.
 
-    ignored: names of matrices left unquantized. by_part: True if `ignored` has parts of a name
-    between dots (as HF does), or patterns with `*` for whole names and modules (as ModelOpt does);
-    False: they are matched like `Targets.named`. only: if not empty, only names with one of these
-    suffixes are quantized. kv: the scheme that the config declares for the KV cache."""
+    ignored: names of matrices left unquantized. by_part: how `ignored` is matched. True: an entry
+    is one or more of a name's parts between dots (Hugging Face), or has `*` and matches whole names
+    and modules (ModelOpt); False: like `Targets.named`. only: if not empty, only names that end in
+    one of these suffixes are quantized. kv: the quantization that the config declares for the KV
+    cache."""
 
     method: str
     targets: tuple[Targets, ...]
@@ -88,8 +90,8 @@ class StoredQuantization:
         return any(entry.startswith("re:") and _matches(name, entry) for entry in self.ignored)
 
     def called(self, ours: Callable[[str], str]) -> StoredQuantization:
-        """Returns the same quantization with all names replaced. ours: function from a checkpoint's
-        name to the model's."""
+        """Returns the same quantization with all names replaced. ours: function from a name in the
+        checkpoint's config to the name that the model uses."""
         targets = tuple(
             replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets
         )
@@ -101,8 +103,8 @@ class StoredQuantization:
 
     @property
     def narrow_rows(self) -> bool:
-        """True if the checkpoint asks for four-bit activations for some matrices. The engine does
-        not quantize activations to four bits."""
+        """True if the checkpoint wants four-bit activations for some matrices. The engine doesn't
+        quantize activations to four bits."""
         return any(target.narrow_rows for target in self.targets)
 
 
@@ -114,7 +116,7 @@ def _matches(name: str, entry: str) -> bool:
 
 @cache
 def _by_part(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Splits the ignored names: returns those without `*`, and one pattern that matches the others.
+    """Splits the ignored names into those without `*`, and one pattern that matches the others.
     Cached, since it is needed for every matrix of a model."""
     own = [entry for entry in ignored if not entry.startswith("re:")]
     parts = tuple(f".{entry}." for entry in own if "*" not in entry)

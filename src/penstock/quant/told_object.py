@@ -1,4 +1,4 @@
-"""ToldObject: an object of `quantization_config`, read key by key. Keys that are not read are
+"""ToldObject: reads an object of `quantization_config` key by key. Keys that are not read are
 errors. No torch."""
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from penstock.errors import CheckpointError
 
-LONGEST = 200  # characters of a value repeated in an error
+LONGEST = 200  # the most characters of a value that an error message shows
 INSTEAD = (
     "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8,"
     " AWQ or GPTQ"
 )
 
-# Known methods and formats that are not supported -> the reason and advice for the error, where
-# these differ from INSTEAD.
+# Methods and formats that are known but not supported -> the reason and advice for the error
+# message, where these differ from INSTEAD.
 REFUSED = {
     "bitsandbytes": (
         "its own library makes them: take the unquantized checkpoint with --quantization int4 or"
@@ -43,7 +43,7 @@ REFUSED = {
 @dataclass(slots=True)
 class ToldObject:
     """A JSON object that is read key by key, so that unread keys can be refused. A null counts as
-    missing."""
+    missing. raw: the object. where: its file and key, for error messages."""
 
     raw: dict[str, Any]
     where: str
@@ -58,7 +58,8 @@ class ToldObject:
         return default if value is None else value
 
     def past(self, *names: str) -> None:
-        """Marks keys as read without reading them, since they don't change any number."""
+        """Marks keys as read without reading them,
+        since they don't change how the model computes."""
         self.read.update(names)
 
     def text(self, name: str, default: str) -> str:

@@ -1,12 +1,13 @@
-"""Experts that a checkpoint stores all in one tensor. gpt-oss does so, in a float dtype with inputs
-first, or in MXFP4.
+"""Expert weights of checkpoints that store all experts of a layer in one tensor. gpt-oss does so,
+in a float dtype with the input dimension first, or in MXFP4.
 
-  wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
-  MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
-          `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); `down_proj` alike
+  float   `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
+  MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the first in the low
+          nibble, and `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); in the same way
+          `down_proj_blocks` [E, d, F / 32, 16] and `down_proj_scales` [E, d, F / 32]
   both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
 
-E experts, d hidden size, F inner size of an expert. Rows of gate and up alternate among the 2F.
+E: experts, d: hidden size, F: inner size of an expert. Rows of gate and up alternate among the 2F.
 Loading rearranges them to the layout of `kernels/expert_matrix.py`. Knows names and numbers; no
 layer."""
 
@@ -22,15 +23,15 @@ from penstock.kernels.expert_matrix import FOURS, ExpertMatrix
 from penstock.parallel.sharded_weight import FLOATS, Part, Weight
 
 BYTES = frozenset({"U8"})
-DUMMY_SCALES = (118, 122)  # range of dummy scale bytes; numbers reach 6
+DUMMY_SCALES = (118, 122)  # range of random scale bytes for dummy weights; e2m1 numbers reach 6
 NO_NUMBER = 255
 
 Arrange = Callable[[Tensor], Tensor]
 
 
 class Rearranged(Weight):
-    """An array made from a rank's share of one checkpoint tensor by rearranging its numbers.
-    arrange: function from that share to the array."""
+    """A Weight made from this rank's share of one checkpoint tensor. arrange: function that
+    rearranges the share's numbers."""
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class Rearranged(Weight):
         counts: int = 1,
         drawn: tuple[int, int] | None = None,
     ) -> None:
-        """counts: model parameters per element. drawn: range of dummy bytes, the end excluded."""
+        """counts: model parameters per element of the array. drawn: range of random bytes for dummy
+        weights, the end excluded; None: the array is of floats."""
         made = arrange(torch.empty(part.local_shape, dtype=torch.uint8, device="meta")).shape
         stored = BYTES if dtype == torch.uint8 else FLOATS
         super().__init__([part], dtype, device, shape=tuple(made), stored=stored, counts=counts)
@@ -64,8 +66,8 @@ class Rearranged(Weight):
 
 
 class Exponents(Rearranged):
-    """MXFP4's scales: bytes that are exponents. The byte 255 means NaN and is refused (OCP
-    Microscaling Formats 1.0)."""
+    """MXFP4's scales. A byte b means 2 ** (b - 127); 255 means NaN and is refused (OCP Microscaling
+    Formats 1.0)."""
 
     def are_finite(self, numbers: Tensor) -> Tensor:
         return (numbers != NO_NUMBER).all()
@@ -73,8 +75,8 @@ class Exponents(Rearranged):
 
 @dataclass(slots=True)
 class WholeExperts:
-    """One matrix of every expert, and its bias. adds_bias: True on the one rank that adds the bias,
-    if ranks sum their outputs."""
+    """The gate and up, or the down matrices of all experts of a layer, and their biases. adds_bias:
+    False on ranks that must not add the bias, as ranks sum their outputs and one rank adds it."""
 
     loaded: dict[str, Weight]
     adds_bias: bool = True
@@ -98,9 +100,9 @@ def gate_up_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns the gate and up matrices [2F, d] of all experts; each rank has some of the 2F
-    outputs. at: the name before `.gate_up_proj`. cut: (number of shares, index of this rank's
-    share). four: True if they are stored in MXFP4."""
+    """Returns the gate and up matrices [2F, d] of all experts, split by outputs among tensor
+    parallel ranks. at: the tensors' name before `.gate_up_proj`. cut: (number of ranks that share
+    the matrices, index of this rank). four: True if they are stored in MXFP4."""
     name, rows, unit = f"{at}.gate_up_proj", 2 * inner, 2 * FOURS
 
     def part(suffix: str, *shape: int, along: int = 1) -> Part:
@@ -144,7 +146,7 @@ def down_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns the down matrices [d, F] of all experts; each rank has some of the F inputs.
+    """Returns the down matrices [d, F] of all experts, split by inputs among tensor parallel ranks.
     Parameters: see gate_up_of."""
     name, groups = f"{at}.down_proj", inner // FOURS
     if four:
@@ -162,18 +164,19 @@ def down_of(
 
 
 def _same(x: Tensor) -> Tensor:
+    """Returns x unchanged."""
     return x
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Reorders alternating rows of gate and up [E, 2F, ...] to all of gate's rows, then all of
-    up's."""
+    """Reorders rows of gate and up that alternate, [E, 2F, ...], to all of gate's rows followed by
+    all of up's."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)
 
 
 def _halves(blocks: Tensor) -> Tensor:
     """Repacks bytes [E, rows, groups, 16] to [E, rows, groups * 16]. Each byte holds two numbers of
-    a group of 32: neighbours before, and numbers n (lower half) and n + 16 (upper half) afterwards.
-    """
+    a group of 32: two neighbours in the input; number n (low nibble) and number n + 16 (high
+    nibble) in the result."""
     numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return (numbers[..., : FOURS // 2] | numbers[..., FOURS // 2 :] << 4).flatten(2)

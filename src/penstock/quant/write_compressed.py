@@ -9,9 +9,9 @@
   nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in /
           16], `weight_global_scale` [1]
 
-The numbers equal those that `--quantization` makes at load, with two exceptions: int4 that is
-rounded by calibration inputs, and nvfp4 if several matrices share a global scale. vLLM and
-transformers read these formats too. Knows matrices and words; no files."""
+The result equals what `--quantization` makes at load, except for int4 that is rounded with
+calibration inputs, and for nvfp4 matrices that share a global scale. vLLM and transformers read
+these formats too. Knows matrices; no files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ def store(
     moments: Tensor | None = None,
     most: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Returns the tensors that a checkpoint stores for a matrix, by the suffix of their names.
+    """Quantizes a matrix. Returns the tensors that a checkpoint stores for it, by the suffix of
+    their names.
 
-    matrix: [out, in] in a float dtype. group: inputs that share an int4 scale. dtype: dtype of the
-    scales of integers; None: the matrix's. moments: mean of x x^T over calibration inputs x, [in,
-    in], for rounding int4 (`rounding.py`); None: round to nearest. most: the largest magnitude of
-    the matrices that share nvfp4's global scale; None: the matrix's own."""
+    matrix: [out, in] in a float dtype. group: inputs that share an int4 scale. dtype: dtype of int4
+    and int8 scales; None: the matrix's. moments: mean of x x^T over calibration inputs x, [in, in],
+    for rounding int4 (`rounding.py`); None: round to nearest. most: for nvfp4, the largest
+    magnitude of all matrices that share the global scale; None: the matrix's own."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
@@ -68,9 +69,9 @@ def store(
 
 
 def pack_int32(numbers: Tensor, bits: int) -> Tensor:
-    """Packs numbers [out, in] int8 of `bits` bits into words [out, in * bits / 32] int32. Half of
-    the range is added to each number to make it unsigned. The first number is in a word's lowest
-    bits; the last word is padded with 0."""
+    """Packs signed integers [out, in] int8 of `bits` bits into int32 words [out, in * bits / 32].
+    Half of the range is added to each number to make it unsigned. The first number is in a word's
+    lowest bits; the last word is padded with 0."""
     each = 32 // bits
     short = -numbers.shape[1] % each
     above = torch.nn.functional.pad(numbers.to(torch.int64) + 2 ** (bits - 1), (0, short))
@@ -98,6 +99,7 @@ def told_in_config(
 
 
 def _group(targets: list[str], kind: MadeKind, group: int) -> dict[str, Any]:
+    """Returns an entry of config_groups. targets: names of matrices or classes."""
     weights: dict[str, Any] = {
         "num_bits": _BITS[kind],
         "type": "float" if kind in _FORMATS else "int",

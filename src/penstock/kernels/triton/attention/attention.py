@@ -1,8 +1,9 @@
-"""Attention over the paged cache. It launches the kernels for prefixes of groups (prefix.py), for
-decode queries, which continue from these (decode.py), and for chunks of prompts (prefill.py).
+"""Attention over the paged KV cache. It launches three kernels as a step needs them: for the shared
+prefixes of prefix groups (prefix.py), for decode queries, which continue from their group's result
+(decode.py), and for chunks of prompts (prefill.py).
 
-Reads nothing from the device, so the launches of a step can be captured as a graph. T: a step's
-tokens, H: query heads, D: numbers of a head."""
+Reads nothing from the device on the host, so the launches of a step can be captured as a graph. T:
+a step's tokens, H: query heads, D: numbers of a head."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixe
 
 @dataclass(slots=True)
 class KindPlan:
-    """Plan of a step for all layers of one kind: the decode queries, and buffers that the layers
-    share. prefix: results of prefixes. room: keys and values that chunks expand from latents,
-    allocated by the first layer that needs it."""
+    """Decode queries and buffers that all layers of one AttentionKind share in a step. prefix:
+    buffers for the results of shared prefixes. room: buffers for keys and values that chunks make
+    from latents, allocated by the first layer that needs them."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
@@ -32,7 +33,8 @@ class KindPlan:
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Allocates the buffers that layers of a kind share."""
+    """Makes the plan of a step for one AttentionKind;
+    allocates the buffers that its layers share."""
     decode = inputs.decode_for(kind.window) if inputs.rows else None
     prefix = None
     if decode is not None and decode.groups is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.triton.grid import cdiv
 
-_WORDS = 2048  # 4-byte words of a program
+_WORDS = 2048  # 4-byte words that a program copies
 
 
 @triton.jit
@@ -33,8 +33,8 @@ def _copy_blocks(pointers, words, src, dst, WORDS: tl.constexpr):
 
 
 class BlockCopier:
-    """Copies blocks within contiguous tensors whose first dimension is the block, of a multiple of
-    16 bytes. Built once."""
+    """Copies KV blocks within tensors. layers: contiguous tensors [blocks, ...] whose blocks have a
+    multiple of 16 bytes. Their addresses are sent to the device once."""
 
     def __init__(self, layers: list[Tensor]) -> None:
         sizes = [x[0].numel() * x.element_size() for x in layers]
@@ -61,7 +61,7 @@ class BlockCopier:
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Copies block src[i] over block dst[i] in all layers. It sends the table of addresses to the
-    device in each call; a BlockCopier sends it once."""
+    """Copies block src[i] over block dst[i] in all layers. It sends the layers' addresses to the
+    device in each call; a BlockCopier sends them once."""
     if src.numel():
         BlockCopier(kv_layers).copy(src.contiguous(), dst.contiguous())

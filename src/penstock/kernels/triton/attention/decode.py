@@ -1,5 +1,5 @@
-"""Attention of decode queries. A query attends to its row's own blocks, continuing from the result
-of its group's prefix, if it has one.
+"""Attention of decode queries. A query attends to its row's own blocks. If its row is in a prefix
+group, it continues from the result of the group's shared prefix.
 
 A program handles a range of a row's tokens and one KV head, and reads their K and V once. With few
 rows, several programs share a row's tokens, and a second launch joins their results. Row ids,
@@ -31,15 +31,17 @@ from penstock.kernels.triton.attention.prefix import MOST_PARTS, PART_TILE, PART
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, processors_of
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-MOST_SPLITS = 64  # programs that share a row
-# few rows are shared among about so many programs, which keep an H200 busy
+MOST_SPLITS = 64  # the most programs that share a row
+# if there are few rows, they are shared until there are about so many programs, which keep an H200
+# busy
 FEW_PROGRAMS = 512
 
 
 @triton.jit
 def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
-    """Returns the first token of a query's own part (after its group's prefix), and one past the
-    last."""
+    """Returns the range of tokens that a decode query has to read: the first one after its group's
+    prefix, or of its window, and one past the last. item: index of the query. position, skip:
+    pointers, [S]. capacity: the most tokens of a row."""
     end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
     first = 0
     if SKIPS:
@@ -104,6 +106,9 @@ def _own(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `attend_rows`. A program computes one query and KV head over a part of the row's
+    own tokens. SKIPS: some queries continue from a prefix, whose results are `answer` and `lse`.
+    SPLIT: programs share rows, and write to `part` and `part_lse` instead of `out`."""
     wait(EARLY)
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -139,7 +144,7 @@ def _own(
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
             for at in tl.static_range(
                 PARTS
-            ):  # unrolled, so that all parts are loaded at the same time
+            ):  # unrolled, so that the results of all parts are loaded at the same time
                 there = (query < RATIO) & (at < used)
                 seen = tl.load(lse + place + at, mask=there, other=-1e30)
                 each = tl.load(
@@ -212,10 +217,10 @@ def join_parts(
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,
     MOST: tl.constexpr,
-    JOINED: tl.constexpr,  # parts taken at once
+    JOINED: tl.constexpr,  # parts that are loaded at once
 ):
-    """Joins the results of the programs that share a row and head, weighted by their
-    log-sum-exps."""
+    """Joins the results of the programs that share a row, for one query and head. Their outputs
+    `part` are weighted by their log-sum-exps."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
@@ -361,23 +366,23 @@ def attend_rows(
 
 
 def least_queries(ratio: int, kv: LayerKv) -> int:
-    """Returns to how many queries the query heads of a KV head are padded in a tile, at least 16 if
-    they are rows of a tensor core's product, at least 8 if they are columns. ratio: query heads per
-    KV head."""
+    """Returns the number of queries to which the query heads of a KV head are padded. It is at
+    least 16 if they are rows of a tensor core's product, and at least 8 if they are columns (KV in
+    eight bits). ratio: query heads per KV head."""
     return max(8 if kv.eight else 16, next_power_of_2(ratio))
 
 
 def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, int, int]:
-    """Returns the tokens of a tile, warps and stages of a program. count: number of programs.
-    eight: parts in eight bits. processors: of the GPU. With many rows, tiles are small, so that
-    many programs run at once.
+    """Returns the tokens of a tile, the warps and the pipeline stages of a program. count: number
+    of programs. width: numbers of a head. eight: parts in eight bits (KvForm.eight). processors:
+    multiprocessors of the GPU. With many rows tiles are small, so that many programs run at once.
 
-    At width 256 a multiprocessor of an H200 runs 3 programs with 64 tokens, or 4 with 32. The size
-    that leaves fewer programs for the last round is taken. Measured TB/s with 4 KV heads and a
-    window of 1,024, with 64 and with 32 tokens (a plain read has 4.56): 100 rows: 2.95, 3.95; 160
-    rows: 3.98, 3.41; 220 rows: 3.73, 4.17; 283 rows: 4.29, 3.77; 400 rows: 4.08, 3.97; 560 rows:
-    4.42, 4.20; 717 rows: both 4.24 to 4.34. On average, 2 warps, 3 stages, 16 tokens, and 2 or 4
-    programs a row are not better."""
+    At width 256 a multiprocessor of an H200 runs 3 programs with tiles of 64 tokens, or 4 with 32.
+    The size is taken that leaves fewer programs for the last round. Measured TB/s with 4 KV heads
+    and a window of 1,024, for tiles of 64 and of 32 tokens (a plain read of memory has 4.56): 100
+    rows 2.95 and 3.95; 160 rows 3.98 and 3.41; 220 rows 3.73 and 4.17; 283 rows 4.29 and 3.77; 400
+    rows 4.08 and 3.97; 560 rows 4.42 and 4.20; 717 rows 4.24 to 4.34 for both. On average, 2 warps,
+    3 stages, 16 tokens, and 2 or 4 programs a row are not better."""
     if width > 256:  # Gemma 4: a tile that fits in shared memory; its speed is not measured yet
         return 32, 4, 2
     if width > 128:
@@ -391,13 +396,13 @@ def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, in
 
 
 def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
-    """Returns the most programs that share a row, a power of two, and the least tokens of a
+    """Returns the most programs that share a row, a power of two, and the least tokens of such a
     program. count: number of programs if none share a row.
 
     Few rows are shared among as many programs as keep the GPU busy. More rows are faster with one
-    program each: 128 rows of 384 tokens at width 128 take 52 us, and 64 us with two programs each.
-    But long rows are always shared, as one program takes 36 us for 2,000 tokens. The second launch
-    costs 3.4 us a layer, even if no row is shared."""
+    program each: 128 rows of 384 tokens at width 128 take 52 us with one program each, and 64 us
+    with two. But long rows are always shared, as one program takes 36 us for 2,000 tokens. The
+    second launch costs 3.4 us a layer, even if no row is shared."""
     if count <= 128:
         least = 64 if count <= 32 else 128
         return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least

@@ -1,10 +1,13 @@
 """The loop of attention kernels over stored tokens. `walk` computes a tile of queries of one KV
-head over a range of tokens, on tensor cores. Other functions here divide work among programs.
+head over a range of tokens, on tensor cores. Other functions of this module divide work among
+programs.
 
 Knows block tables, masks and the running softmax (FlashAttention). `prefix`, `prefill`, `decode`
-and `one_row_attention` supply queries and use the results. M: queries of a tile, D: numbers of a
-head, T: tokens of a tile, Hkv: KV heads. Scores are base-2 logarithms (`scale` includes log2 e), so
-that an exponential is one instruction."""
+and `one_row_attention` load queries, call `walk`, and write the results. The running softmax of a
+query has its largest score (state_max), a sum of exponentials (state_sum) and a weighted sum of
+values (mixed). Scores are base-2 logarithms (`scale` includes log2 e), so that an exponential is
+one instruction. M: queries of a tile, D: numbers of a head, T: tokens of a tile, Hkv: KV heads;
+lane: index of a number in its head."""
 
 from __future__ import annotations
 
@@ -19,15 +22,17 @@ BESIDE: tl.constexpr = tl.constexpr(TURNED)
 
 @triton.jit
 def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
-    """Returns pointers to K and V of a KV head, in their own dtypes, and the stride of V's blocks.
+    """Returns pointers to K and V of a KV head, in their own dtypes, and the stride of V's blocks
+    in numbers.
 
-    EIGHT: parts in eight bits: 0 none, 1 V, 2 K and V (kernels/layer_kv.py). If V is not in eight
-    bits, `plain_cells` computes its address from K's, and the V pointer returned here is not used.
-    """
+    EIGHT: which of K and V are in eight bits: 0 none, 1 V, 2 both (kernels/layer_kv.py). If V is
+    not in eight bits, `plain_cells` computes its address from K's, and the V pointer returned here
+    is not used."""
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
     if EIGHT > 0:
         wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
-        apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # stride of V's heads, in numbers
+        # stride of V's heads, counted in e4m3 numbers
+        apart: tl.constexpr = 16 * WIDTH * (wider + 1)
         at_keys = keys + head * (apart // wider)
         values += head * apart
         stride_values = stride_block * wider
@@ -36,8 +41,9 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
 
 @triton.jit
 def load_blocks(table, at, last, token):
-    """Returns the block of each token of a tile, [tokens]. at: the tile's first token, the start of
-    a block. last: one past the last token to read; blocks are read whole, up to its block."""
+    """Returns the block id of each token of a tile, [tokens] int64. table: block table. at: the
+    tile's first token, a multiple of 16. token: 0 to the tile's size - 1. last: one past the last
+    token to read; ids are loaded for all tokens of its block."""
     return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(
         tl.int64
     )
@@ -45,21 +51,22 @@ def load_blocks(table, at, last, token):
 
 @triton.jit
 def plain_cells(keys, block, where, stride_block, lane, WIDTH: tl.constexpr):
-    """Returns pointers [tokens, lanes] to K and to V, neither in eight bits. block, where: block of
-    each token, and its offset in the block. keys: from `at_head`."""
+    """Returns pointers [tokens, lanes] to K and to V, neither in eight bits. keys: from `at_head`.
+    block: block id of each token. where: each token's index in its sequence."""
     cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
     return cell, cell + 16 * WIDTH
 
 
 @triton.jit
 def eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH: tl.constexpr):
-    """Returns pointers [tokens, lanes] to K, of any dtype, and [lanes, tokens] to V in eight bits,
-    which is transposed (kernels/layer_kv.py). block: from `load_blocks`. keys, values: from
-    `at_head`."""
+    """Returns pointers [tokens, lanes] to K, of any dtype, and pointers [lanes, tokens] to V in
+    eight bits, which is stored transposed (kernels/layer_kv.py). block: from `load_blocks`. keys,
+    values: from `at_head`."""
     cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
-    # tells the compiler that BESIDE tokens are contiguous, which it doesn't find out itself
+    # tells the compiler that the values of BESIDE tokens are contiguous, which it doesn't find out
+    # itself
     return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])
 
 
@@ -78,7 +85,7 @@ def load_eight(
     WIDTH: tl.constexpr,
 ):
     """Loads K [tokens, lanes] and V [lanes, tokens] of a tile, with V in eight bits. at: the tile's
-    first token. Blocks are read whole, up to that of token `last`."""
+    first token. last: one past the last token; all tokens of its block are loaded."""
     block = load_blocks(table, at, last, token)
     cell, beside = eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH)
     there = at + token // 16 * 16 < last
@@ -88,8 +95,8 @@ def load_eight(
 
 @triton.jit
 def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
-    """Returns the factors of a KV head's scores and of its outputs. scales: [2, Hkv],
-    from LayerKv."""
+    """Returns the factor of a KV head's scores and that of its outputs; they include the scales of
+    K and V in eight bits. scale: factor of scores. scales: [2, Hkv], from LayerKv."""
     of_values = 1.0
     if EIGHT > 0:
         of_values = tl.load(scales + KV_HEADS + head)
@@ -100,10 +107,10 @@ def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
 
 @triton.jit
 def with_eight(queries, scale, EIGHT: tl.constexpr):
-    """Returns queries for products with K, and their scale. With K in eight bits the queries are
-    converted to float16, since e4m3 widens to float16 in one instruction for two numbers, and to
-    bfloat16 in five. They are scaled so that only magnitudes above a million overflow; those below
-    2^-20 don't affect a score."""
+    """Converts queries for products with K. Returns the queries and the factor of their scores. If
+    K is in eight bits (EIGHT = 2), queries become float16, since e4m3 widens to float16 in one
+    instruction for two numbers, and to bfloat16 in five. They are scaled so that only magnitudes
+    above a million overflow; those below 2^-20 don't affect a score."""
     if EIGHT == 2 and queries.dtype != tl.float32:
         queries, scale = (queries * 0.0625).to(tl.float16), scale * 16
     return queries, scale
@@ -111,7 +118,7 @@ def with_eight(queries, scale, EIGHT: tl.constexpr):
 
 @triton.jit
 def capped(scores, cap):
-    """Returns cap * tanh(scores / cap). scores, cap: in base 2."""
+    """Returns cap * tanh(scores / cap). Both are base-2 logarithms, see the module's docstring."""
     return cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / cap))))
 
 
@@ -188,7 +195,8 @@ def walk(
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
                 seen &= where[None, :] > position[:, None] - window
-            # Not -inf: a query with a window may see no token of a tile, and -inf - -inf is NaN.
+            # Not -inf: a query with a window may see no token of a tile, and -inf minus -inf is
+            # NaN.
             scores = tl.where(seen, scores, -1e30)
         # The scale is positive, so it may be applied after the maximum, in one instruction with the
         # subtraction.
@@ -218,8 +226,8 @@ def queries_of(
     WIDTH_PAD: tl.constexpr,
 ):
     """Loads a tile of M = QUERIES queries: the RATIO query heads of KV head `head`, for rows from
-    `row` on, before row_end. Returns their rows [M], their query heads [M], a mask of those that
-    exist [M], the mask for their numbers [M, D], and the queries [M, D]."""
+    `row` on, before row_end. Returns each query's row [M] and query head [M], a mask of the queries
+    that exist [M], the mask of their numbers [M, D], and the queries [M, D]."""
     at = tl.arange(0, QUERIES)
     lane = tl.arange(0, WIDTH_PAD)
     member = row + at // RATIO
@@ -232,8 +240,8 @@ def queries_of(
 
 @triton.jit
 def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Returns the running softmax of queries before their first token: state_max, state_sum, mixed
-    (see `walk`)."""
+    """Returns the running softmax of queries that have seen no token: state_max, state_sum,
+    mixed."""
     return (
         tl.full([QUERIES], -1e30, tl.float32),
         tl.zeros([QUERIES], tl.float32),
@@ -245,9 +253,9 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 def begun(
     sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr
 ):
-    """Returns the running softmax of queries [QUERIES] before their first token. With sinks [H], a
-    head's sink is counted as a token without a value. If several programs share a query, only one
-    of them may count it. there: mask of queries that exist."""
+    """Returns the running softmax of queries before their first token. SINKS: the sink of a query's
+    head counts as a token without a value. If several programs share a query, only one of them may
+    count it. sinks: [H]. there: mask of the queries that exist."""
     state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
     if SINKS:
         state_max = tl.load(sinks + query_head, mask=there, other=-1e30) * 1.4426950408889634
@@ -270,12 +278,12 @@ def attend_tile(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Updates the running softmax with a tile of tokens, for queries of one row, which see the same
-    tokens. Arguments as in `walk_row`; keys [T, D], values [T, D]; stored [T]: mask of the tokens
-    that are seen.
+    """Updates the running softmax of one row's queries with a tile of tokens. All queries see the
+    same tokens. keys, values: [T, D]. stored: mask [T] of the tokens that are seen. Other
+    arguments: see `walk_row`.
 
     EIGHT > 0: queries, mixed and values are transposed: [D, M], [D, M] and [D, T]. A product on
-    tensor cores has 16 rows (tokens or numbers of a head) and 8 columns (queries), so less of it is
+    tensor cores has 16 rows (tokens or numbers of a head) and 8 columns (queries), so it has less
     padding than untransposed. V needs no rearranging: 32 tokens of width 128 take 435 instructions,
     and untransposed 1,670."""
     if EIGHT > 0:
@@ -379,7 +387,7 @@ def walk_row(
 
 @triton.jit
 def turned(x, EIGHT: tl.constexpr):
-    """Returns x transposed if EIGHT: [M, D] to [D, M], or back."""
+    """Returns x transposed if EIGHT > 0, else x. It converts queries between [M, D] and [D, M]."""
     if EIGHT > 0:
         x = tl.trans(x)
     return x
@@ -387,8 +395,8 @@ def turned(x, EIGHT: tl.constexpr):
 
 @triton.jit
 def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
-    """Returns how many of a row's `tokens` each of at most `splits` programs handles: whole tiles
-    of TOKENS, at least split_tokens."""
+    """Returns how many of a row's `tokens` each program handles, a multiple of TOKENS. At most
+    `splits` programs share the row, and only as many as get about split_tokens tokens or more."""
     tokens = tl.maximum(tokens, 1)
     used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
     return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS

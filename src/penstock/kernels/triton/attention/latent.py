@@ -225,26 +225,26 @@ def _attend_rows(
 
 
 def _tile(heads: int, shape: Shape) -> tuple[int, int]:
-    """Returns how many heads of a token a tile of a prefix or chunk has, and how many queries in
-    all."""
+    """Returns the shape of a tile for a prefix or chunk: how many heads of each token it has, and
+    how many queries (tokens x heads)."""
     tall = shape[0]
     held = heads if heads <= tall else tall // 2 if heads % tall else tall
     return held, max(tall, next_power_of_2(held))
 
 
 def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
-    """Returns the shape of a program for a decode query, whose tile's queries are heads. On an
-    H200, 1,000 rows of Moonlight with 2,048 tokens take 727 us, 77 % of copy speed (with 8 warps
-    and 2 stages 955 us); 128 rows take 115 us (141 us)."""
+    """Returns the shape of a program for a decode query; the queries of its tile are heads of one
+    token. On an H200, 1,000 rows of Moonlight with 2,048 tokens each take 727 us, which is 77 % of
+    copy speed, and 955 us with 8 warps and 2 stages; 128 rows take 115 and 141 us."""
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 4, 3)
 
 
 def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
     """Returns the shape of a program for a prefix or a chunk. shared: bytes of shared memory.
-    Hopper's warp group products need 64 queries, and with eight bits, which come from registers, 64
-    tokens (delta_chunks.LEAST). Times of Moonlight on an H200 with tiles of 64 and of 32 tokens:
-    4,096 rows in 16 groups with prefixes of 2,000 tokens 1,486 and 1,889 us; a prompt of 8,192
-    tokens 4,603 and 6,114 us. Eight bits are not timed yet."""
+    Hopper's warp group products need 64 queries, and 64 tokens if latents are in eight bits, as
+    these are converted in registers (delta_chunks.LEAST). Moonlight takes on an H200, with tiles of
+    64 and of 32 tokens: 1,486 and 1,889 us for 4,096 rows in 16 groups with prefixes of 2,000
+    tokens; 4,603 and 6,114 us for a prompt of 8,192 tokens. Eight bits are not timed yet."""
     if dtype == torch.float32:
         return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
     if kv.scale is None:
@@ -255,8 +255,8 @@ def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
 
 
 def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the tensors that kernels read: vectors, their rotated parts, and the scale. nothing:
-    any tensor, returned in place of a scale that doesn't exist."""
+    """Returns a layer's latents as kernels take them: the vectors, their rotated parts, and the
+    scale of eight bits. nothing: any tensor, returned instead of the scale if there is none."""
     return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
 
 

@@ -26,16 +26,17 @@ from penstock.kernels.triton.attention.flash_loop import LOG2_E, nothing_seen, o
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
 ROOM = 2**28  # bytes of the buffer for keys and values
-AT_ONCE = 2**14  # latents gathered for one product
+AT_ONCE = 2**14  # latents that are gathered and multiplied by `up` at once
 LEAST = 64  # least columns of the right matrix of a product: see delta_chunks.py
 _GATHERED = 16  # latents that a program of _gather copies
-Tile = tuple[int, int, int, int]  # queries, tokens, warps, stages
+Tile = tuple[int, int, int, int]  # queries and tokens of a tile, warps, stages
 TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
 
 
 @dataclass(slots=True)
 class ChunkRoom:
-    """Buffers that the layers of a step share. seen: tokens that the step's chunks see."""
+    """Buffers that all layers of a step share. seen:
+    number of tokens that the step's chunks see."""
 
     slots: Tensor  # [seen] int64: cache slots of the tokens that chunks see, chunk by chunk
     first: Tensor  # [chunks] int64: index of each chunk's first token in slots
@@ -85,12 +86,14 @@ def _gather(
     TURNING_PAD: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
-    """Copies `count` latents from their slots to vectors [count, RANK] and turned [count, TURNING].
-    stored, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if EIGHT."""
+    """Copies `count` latents from their cache slots to vectors [count, RANK], and their rotated
+    keys to turned [count, TURNING]. Latents in eight bits (EIGHT) are converted to the dtype of
+    `vectors`. stored, beside: pointers to latents and rotated keys in the cache (LatentKv).
+    of_eight: pointer to the scale of eight bits."""
     at = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     slot = tl.load(slots + at, mask=at < count, other=0)
     lane, turn = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, TURNING_PAD)[None, :]
-    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # distance of two tokens, in numbers
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
     cell = (stored + slot // 16 * stride_block + slot % 16 * FROM)[:, None]
     keys = (beside + slot // 16 * stride_beside + slot % 16 * (TURNING if EIGHT else FROM))[:, None]
     there, to = (at < count)[:, None], at.to(tl.int64)[:, None]
@@ -128,10 +131,11 @@ def _walk(
     VALUE_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes the same as `flash_loop.walk`, with keys in two or three parts: LOW numbers of the
-    unrotated part, its other HIGH numbers if any, and the rotated part. made: pointer to keys and
-    values, keys: pointer to rotated parts, both of the chunk's first token. MASKED: True if some
-    queries don't see all tokens, or the last tile is not full."""
+    """Computes the same as `flash_loop.walk` for one head, with keys in two or three parts: the
+    first LOW numbers of the unrotated part, its other HIGH numbers if any, and the rotated part.
+    low, high, turned: the queries in the same parts. made: pointer to keys and values, keys:
+    pointer to rotated parts, both of the chunk's first token. MASKED: True if some queries don't
+    see all tokens, or the last tile is not full."""
     token, lane, turn, value = (
         tl.arange(0, TOKENS),
         tl.arange(0, LOW)[None, :],
@@ -206,7 +210,7 @@ def _expanded(
     """Computes attention of a tile of a chunk's queries of one head. Each query sees its prompt up
     to itself."""
     head = tl.program_id(1)
-    # the last tiles of a chunk take longest, so they go first
+    # the last tiles of a chunk see most tokens and take longest, so they go first
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0), QUERIES)
     chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if row < chunk_end:
@@ -291,7 +295,7 @@ def _expanded(
 
 
 def heads_at_once(chunks: PrefillInputs, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
-    """Returns how many heads' keys and values fit in the buffer at once; 0: not even one head's."""
+    """Returns for how many heads keys and values fit in the buffer at once; 0: not even for one."""
     assert chunks.seen is not None
     return min(heads, ROOM // (chunks.seen.stored * (sizes.still + sizes.value) * dtype.itemsize))
 
@@ -371,8 +375,8 @@ def attend_expanded(
 
 
 def parts_of(width: int) -> tuple[int, int]:
-    """Returns two powers of two (the second may be 0) into which a key's unrotated part of this
-    width is split for products: (128, 0) for 128, (128, 64) for 192."""
+    """Splits a key's unrotated part, of `width` numbers, into two powers of two for products (the
+    second may be 0): (128, 0) for 128, (128, 64) for 192."""
     low = max(16, next_power_of_2(width))
     if low == width or low <= LEAST:
         return low, 0
@@ -381,9 +385,9 @@ def parts_of(width: int) -> tuple[int, int]:
 
 def _shape(sizes: LatentSizes, dtype: torch.dtype, shared: int) -> Tile:
     """Returns the first of TILES that fits in a program's shared memory. None of them spills
-    registers: on sm90 they use 168 for DeepSeek's sizes, and 240 for keys and values of 256. A
-    prompt of 8,192 tokens of Moonlight takes 836 us on an H200 with 3 stages (452 TFLOP/s), 1,019
-    us with 2 stages, and 4,603 us in the absorbed form."""
+    registers: on sm90 they use 168 registers a thread for DeepSeek's sizes, and 240 for keys and
+    values of 256 numbers. A prompt of 8,192 tokens of Moonlight takes 836 us on an H200 with 3
+    stages (452 TFLOP/s), 1,019 us with 2 stages, and 4,603 us in the absorbed form."""
     if dtype == torch.float32:
         return 16, 32, 4, 1
     key = sum(parts_of(sizes.still)) + max(16, next_power_of_2(sizes.turning))

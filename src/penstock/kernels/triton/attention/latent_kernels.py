@@ -1,6 +1,7 @@
-"""Kernels of latent attention in the absorbed form. There is one each for prefixes of groups, for
-decode queries' own tokens, and for chunks. `latent.py` launches them. S: decode queries, H: heads.
-"""
+"""Kernels of latent attention in the absorbed form: for shared prefixes of groups, for decode
+queries' own tokens, and for chunks. `latent.py` launches them. A tile has HELD of the HEADS heads
+of one or several tokens. S: decode queries, H: heads, RANK and TURNING: numbers of a latent and of
+its rotated key."""
 
 from __future__ import annotations
 
@@ -50,10 +51,11 @@ def _prefix(
     EACH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes attention over the parts of a group's prefix. Writes each part's output to answer
-    [S, H, splits, RANK], not multiplied by the scale of eight bits, and its log-sum-exp to lse [S,
-    H, splits]. vectors, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if
-    EIGHT. PARTS: programs among which the heads of a tile are divided."""
+    """Computes attention of a tile of a group's queries over a part of the group's prefix. Writes
+    the output over that part to answer [S, H, splits, RANK], without the scale of eight bits, and
+    its log-sum-exp to lse [S, H, splits]. vectors, beside: pointers to latents and rotated keys in
+    the cache (LatentKv). of_eight: pointer to the scale of eight bits, if EIGHT. PARTS: tiles into
+    which a token's heads are divided."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -155,7 +157,7 @@ def _own(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes attention of a decode query over a range of its own tokens. The first program of a
+    """Computes attention of a decode query over a part of its own tokens. The first program of a
     query continues from the result of its group's prefix."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)

@@ -40,8 +40,8 @@ def _store(
     HALF_PAD: tl.constexpr,
 ):
     """One program per token: norms and stores its latent, rotates its key and the queries of all
-    heads. vectors, beside: pointers to both parts of a LatentKv; of_eight: to its scale, if EIGHT.
-    """
+    heads. vectors, beside: pointers to latents and rotated keys in the cache (LatentKv). of_eight:
+    pointer to the scale of eight bits, if EIGHT."""
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
     FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers

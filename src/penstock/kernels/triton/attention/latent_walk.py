@@ -1,5 +1,6 @@
-"""Functions for the kernels over latents. They load a program's queries, loop over a sequence's
-latents, and write outputs. M: queries of a program."""
+"""Functions of the kernels over latents: load a program's queries, loop over a sequence's latents,
+and write outputs. Latents are handled in two halves of RANK_PAD / 2 numbers, as that takes fewer
+registers. M: queries of a program."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ def _queries(
     TURNING_PAD: tl.constexpr,
 ):
     """Loads a tile of M = QUERIES queries: HELD heads of each of the rows from `row` on. part:
-    which HELD of the HEADS heads. Returns rows, heads, a mask of the queries that exist, and the
-    queries in three parts: two halves [M, RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
+    which HELD of the HEADS heads. Returns each query's row and head, a mask of the queries that
+    exist, and the queries in three parts: the two halves that are multiplied with latents [M,
+    RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
     at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
     high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
@@ -40,9 +42,10 @@ def _queries(
 
 @triton.jit
 def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
-    """Returns queries for products with stored latents, the scale of scores, and the scale of
-    outputs. Eight-bit latents are widened to float16, as in `flash_loop.with_eight`. For that,
-    queries are multiplied by the latents' scale and divided by 16."""
+    """Converts queries for products with stored latents. Returns the three parts of the queries,
+    the factor of scores and the factor of outputs. If latents are in eight bits, queries become
+    float16, as in `flash_loop.with_eight`; the unrotated parts are multiplied by the latents'
+    scale, and all are divided by 16."""
     of_answer = 1.0
     if EIGHT:
         of_answer = tl.load(of_eight)
@@ -81,10 +84,10 @@ def _walk(
     TURNING_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes the same as `flash_loop.walk` over latents, which are multiplied in halves since
-    that takes fewer registers. begin: the first token of a block. There is no second loop without
-    masks for tokens that every query sees, since it would spill 848 bytes of registers a thread
-    with eight warps."""
+    """Computes the same as `flash_loop.walk` over latents. front, back, turned: queries, from
+    `_queries`. low, high: halves of the weighted sums of latents [M, RANK_PAD / 2]. begin: the
+    first token of a block. There is no second loop without masks for tokens that every query sees,
+    since it would spill 848 bytes of registers a thread with eight warps."""
     token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
     beyond = RANK_PAD // 2 + lane
     FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
@@ -127,8 +130,8 @@ def _walk(
 
 @triton.jit
 def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
-    """Writes outputs, in halves low and high [M, RANK_PAD / 2], times share [M], to pointers `to`
-    [M] where valid [M]."""
+    """Writes outputs to pointers `to` [M], where the mask valid [M] is True. low, high: halves of
+    the outputs [M, RANK_PAD / 2]. share: factor of each output, [M]."""
     lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
     beyond = RANK_PAD // 2 + lane
     dtype: tl.constexpr = to.dtype.element_ty

@@ -1,5 +1,6 @@
-"""Kernel of a single row's attention. It may also rotate and store the new token. Programs share
-the row's tokens; their results are called parts and are joined at the end."""
+"""Kernel of a single row's attention, which may also rotate and store the new token. Several
+programs share the row's tokens: each computes a part of them, and the last one joins the parts'
+results. D: numbers of a head."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from penstock.kernels.triton.attention.rotary_and_store import store_eight_v, st
 from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import release, wait
 
-JOINED = 4096  # numbers (parts x outputs of a KV head) that a program joins at once
+JOINED = 4096  # numbers that a program joins at once: parts x outputs of a KV head
 EARLY = 2  # see pdl.py
 
 
@@ -36,8 +37,9 @@ def _extent(
     TOKENS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Returns the row, its first visible token, one past its last, the start of its first part, and
-    the tokens of a part."""
+    """Returns the row's id, its first visible token, one past its last token, the start of its
+    first part, and the tokens of a part. capacity: the most tokens of a row. PARTS: the most parts.
+    """
     row = tl.load(rows).to(tl.int64)
     end = tl.minimum(tl.load(length + row) + 1, capacity)
     first = end * 0
@@ -50,8 +52,8 @@ def _extent(
 
 @triton.jit
 def _rotated(source, cos, sin, lane, inside, WIDTH: tl.constexpr):
-    """Loads heads at pointers `source` [..., 1] and rotates them as `rotary_and_store.py` does; the
-    dtype is unchanged. cos, sin: of each lane (number of a head)."""
+    """Loads heads at pointers `source` [..., 1] and rotates them as `rotary_and_store.py` does;
+    keeps their dtype. lane: indices of a head's numbers. cos, sin: for each of them."""
     HALF: tl.constexpr = WIDTH // 2
     own = tl.load(source + lane, mask=inside, other=0.0).to(tl.float32)
     beside = tl.load(source + (lane + HALF) % WIDTH, mask=inside, other=0.0).to(tl.float32)
@@ -77,8 +79,8 @@ def _new_token(
     WIDTH: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """Returns the new token's K and V [WIDTH_PAD] of a KV head as they are read from the cache;
-    stores them if `stores`."""
+    """Returns the new token's K and V of a KV head, [WIDTH_PAD] each, as they would be read from
+    the cache. stores: True if this program stores them."""
     k = _rotated(qkv + (HEADS + head) * WIDTH, cos, sin, lane, inside, WIDTH)
     v = tl.load(qkv + (HEADS + KV_HEADS + head) * WIDTH + lane, mask=inside, other=0.0)
     there = inside & stores
@@ -130,10 +132,10 @@ def _join(
     AT_ONCE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """Joins `used` parts and writes the outputs of a KV head's queries. total_width: numbers of all
-    heads. A column is one number of one query's output; AT_ONCE parts of all columns are loaded at
-    once. Joining one query after the other took 2.9 us more for each layer of a 1B model, and 2.1
-    us of an 8B model."""
+    """Joins the results of `used` parts and writes the outputs of a KV head's queries. A column is
+    one number of one query's output; AT_ONCE parts of all columns are loaded at once. Joining one
+    query after the other took 2.9 us more for each layer of a 1B model, and 2.1 us more for each
+    layer of an 8B model. total_width: numbers of all heads together."""
     column = tl.arange(0, COLUMNS)
     query, lane = column // WIDTH_PAD, column % WIDTH_PAD
     inside = (query < RATIO) & (lane < WIDTH)
@@ -155,7 +157,7 @@ def _join(
         mixed = mixed * shrink + tl.sum(each * share, 0)
         largest = larger
     answers = (mixed / total).to(kind)
-    if FIXED:  # fixed point; columns of padding are zeros, as store_fixed needs
+    if FIXED:  # writes fixed point; columns of padding are zeros, as store_fixed needs
         first = tl.arange(0, COLUMNS // 16) * 16
         query, lane = first // WIDTH_PAD, first % WIDTH_PAD
         block = ((head * RATIO + query) * WIDTH + lane) // 16
@@ -294,8 +296,8 @@ def _attend_one(
             queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
             k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k)
             if EIGHT > 0:
-                # The new token's bytes share cache lines with older tokens' bytes, which were read
-                # before the new ones were written. So they are read past this multiprocessor's
+                # The new token's K and V share cache lines with older tokens, which were read
+                # before the new ones were written. So they are read past the multiprocessor's L1
                 # cache.
                 v = tl.where(
                     latest, tl.load(beside, mask=latest, other=0.0, cache_modifier=".cg"), old_v

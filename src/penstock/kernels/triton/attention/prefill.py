@@ -66,7 +66,7 @@ def _prefill(
     RATIO: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
-    # the last tiles of a chunk take longest, so they go first
+    # the last tiles of a chunk see most tokens and take longest, so they go first
     tile = tiles - 1 - tl.program_id(0) // KV_HEADS
     chunk, row = owner(start, chunks, tile, ROWS)
     chunk_start = tl.load(start + chunk)
@@ -84,8 +84,8 @@ def _prefill(
         at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
         scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + chunk.to(tl.int64) * stride_blocks
-        # Some queries see the tokens [edge, clear), at the window's edge; all see [clear, whole);
-        # some see [whole, end).
+        # With a window, some queries of the tile see the tokens [edge, clear), all see [clear,
+        # whole), and some see [whole, end).
         clear = 0
         whole = (lowest + 1) // TOKENS * TOKENS
         if WINDOWED:
@@ -238,12 +238,14 @@ def attend_chunks(
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int, eight: int
 ) -> tuple[int, int, int, int]:
-    """Returns the queries and tokens of a tile, warps and stages. It is the best of ten on an H200
-    for 16 chunks of 1,024 tokens: 278 TFLOPS at width 256, and 290 at widths 128 and 64. On GPUs
-    with less shared memory, width 256 has tiles of 64 queries and 32 tokens (244 TFLOPS on the
-    H200). With K and V in eight bits, which are widened for each tile, tiles have 128 queries, so
-    that a token is read half as often as with 64: 261 TFLOPS instead of 192 at width 128 (323
-    instead of 224 for 4 chunks of 4,096 tokens), and 225 instead of 193 at width 64."""
+    """Returns the queries and tokens of a tile, the warps and the pipeline stages. They were the
+    fastest of ten choices on an H200 for 16 chunks of 1,024 tokens: 278 TFLOP/s with heads of 256
+    numbers (width 256), and 290 at widths 128 and 64. On GPUs with less shared memory, width 256
+    has tiles of 64 queries and 32 tokens (244 TFLOP/s on the H200). ratio: query heads per KV head.
+    shared: bytes of shared memory. eight: KvForm.eight. K and V in eight bits are widened for each
+    tile of queries. So tiles then have 128 queries, and a token is read half as often as with 64:
+    261 instead of 192 TFLOP/s at width 128 (323 instead of 224 for 4 chunks of 4,096 tokens), and
+    225 instead of 193 at width 64."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     # a tile has at least all query heads (of the KV head) of one token

@@ -31,12 +31,12 @@ from penstock.kernels.triton.attention.flash_loop import (
 )
 from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, precision_of, shared_of
 
-MOST_PARTS = 8  # the most programs that share a tile's prefix; each has a part of its tokens
-PART_TOKENS = 128  # least tokens of a part
-PART_TILE = 64  # tokens of a part are a multiple of this
-# launched programs that are enough to keep a GPU busy, although many of them find no work
+MOST_PARTS = 8  # the most parts of a prefix, which different programs handle
+PART_TOKENS = 128  # the least tokens of a part
+PART_TILE = 64  # the tokens of a part are a multiple of this
+# number of programs that keeps a GPU busy, although many of them find nothing to do
 FILLED = 2048
-EACH = 1024  # groups that a program searches at once for its own
+EACH = 1024  # groups among which a program searches for its own at once
 # bytes of shared memory for a tile of 128 queries of 128 numbers and 64 tokens, with a margin
 WIDE_TILE = 106_496
 MANY_ROWS = 2048  # least rows of a step for which tiles have twice as many queries
@@ -44,8 +44,9 @@ MANY_ROWS = 2048  # least rows of a step for which tiles have twice as many quer
 
 @dataclass(slots=True)
 class PrefixState:
-    """Results of prefixes for each query: the output over each part of the prefix, and its
-    log-sum-exp in base 2. S: decode queries, H: query heads, D: numbers of a head."""
+    """Buffers for the results of shared prefixes. A prefix is divided into parts (splits); for each
+    query and part there is the output over the part, and its log-sum-exp in base 2. S: decode
+    queries, H: query heads, D: numbers of a head."""
 
     answer: Tensor  # [S, H, splits, D] float32
     lse: Tensor  # [S, H, splits] float32
@@ -254,17 +255,18 @@ def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -
 
 
 def _splits(programs: int) -> int:
-    """Returns into how many parts a prefix is divided, a power of two: more if there are few
-    programs. programs: their number if a prefix is not divided."""
+    """Returns the number of parts into which prefixes are divided, a power of two. It is larger if
+    there are few programs. programs: their number if prefixes are not divided."""
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED, rows: int = 1
 ) -> tuple[int, int, int, int]:
-    """Returns the queries and tokens of a tile, warps and stages: the best of gpu_timing/prefix.py
-    on an H200. shared: bytes of shared memory of a program; the number of queries doesn't depend on
-    it. Of these four, only the tokens of a tile affect a row's bits."""
+    """Returns the queries and tokens of a tile, the warps and the pipeline stages; the fastest of
+    gpu_timing/prefix.py on an H200. shared: bytes of shared memory of a program. The number of
+    queries doesn't depend on it. Of the four results, only the tokens of a tile affect the bits of
+    a row's output."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     tall = 64 < width <= 128 and rows >= MANY_ROWS

@@ -1,10 +1,10 @@
-"""Rotary embedding and KV store, in one launch. They take the output of the fused qkv product; q
-and k may be normed as well.
+"""Rotary embedding and KV store, in one launch. It takes the output of the fused qkv product; q and
+k may be normed as well.
 
 A program handles a token and some of its heads (q's, then k's, then v's, as in the product). q is
 rotated in place; k and v are written to the cache only. T: a step's tokens, H: query heads, D:
 numbers of a head. Knows heads, positions and slots; no layer. Source: RoFormer, arXiv:2104.09864;
-the halves of a head rotate together, as in HF."""
+number n of a head rotates together with number n + D / 2, as in Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.kernels.triton.pdl import early_of, release, wait
 
 _HEADS, _WARPS = 16, 4
 _WARPS_OF_NORMS = (
-    # warps: 16,384 tokens of 16 heads of 256, with norms, take 119 us with 4 warps, 95 us with 8;
-    # copying takes 63 us
+    # warps of a program: 16,384 tokens of 16 heads of 256, with norms, take 119 us with 4 warps, 95
+    # us with 8; copying takes 63 us
     8
 )
 _MANY = (
     # With so many tokens or more, a program handles all heads of a token: 8,192 tokens then take
-    # 0.0302 ms instead of 0.0319 ms.
+    # 0.0302 ms, and 0.0319 ms with fewer heads a program.
     512
 )
 
@@ -58,8 +58,9 @@ def _normed(
     K_NORM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Returns both halves of heads, [PIECE, HALF] each, in which the heads of q and k are normed.
-    a, b: the halves."""
+    """Norms the heads of q and k. a, b: first and second halves of heads, [PIECE, HALF] float32.
+    Returns both; the heads of v are unchanged. is_q, is_k: masks of heads [PIECE, 1]. lane: index
+    of a number in its half."""
     half = WIDTH // 2
     scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
     if Q_NORM:
@@ -98,9 +99,10 @@ def store_kv(
     SLOTS: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """Writes lanes of KV heads to a slot: to its V where is_v, else to its K. numbers: already
-    rounded to the model's dtype. V in eight bits is left to `store_eight_v`. EIGHT: parts in eight
-    bits (kernels/layer_kv.py): 0 none, 1 V, 2 K and V."""
+    """Stores numbers of K and V in the cache. numbers: already rounded to the model's dtype. slot,
+    lane, head: slot of the token, indices of numbers and of KV heads. is_v: True for heads of V.
+    SLOTS: tokens of a block. EIGHT: which of K and V are in eight bits: 0 none, 1 V, 2 both
+    (kernels/layer_kv.py); V in eight bits is left to `store_eight_v`."""
     block, offset = slot // SLOTS, slot % SLOTS
     if EIGHT == 0:
         part = tl.where(is_v, 1, 0)
@@ -116,7 +118,7 @@ def store_kv(
             + lane
         )
         if EIGHT == 2:
-            # clamped, so that the index is valid for query heads too
+            # clamped, so that the index is valid for query heads too, whose result is not stored
             of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
             numbers = to_eight(numbers, tl.load(scales + of_head))
         tl.store(target, numbers, mask=there & (is_v == 0))
@@ -137,8 +139,8 @@ def store_eight_v(
     WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Writes V of KV heads to a slot in eight bits, which are stored transposed. numbers: V,
-    already rounded to the model's dtype."""
+    """Stores V of KV heads in eight bits, which is transposed in the cache (kernels/layer_kv.py).
+    numbers: V, already rounded to the model's dtype. Other arguments: see `store_kv`."""
     wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
     of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
     eight = to_eight(numbers, tl.load(scales + KV_HEADS + of_head))
@@ -180,8 +182,10 @@ def _rotary_and_store(
     KEYS_AS_VALUES: tl.constexpr,
     V_NORM: tl.constexpr,
 ):
-    """One program per token and PIECE heads. OF_V: KV_HEADS, rounded up to a power of two.
-    KEYS_AS_VALUES, V_NORM: see AttentionKind."""
+    """Kernel of `rotary_and_store`, with one program per token and PIECE heads. WIDTH: numbers of a
+    head. HALF: half of them, rounded up to a power of two. OF_V: KV_HEADS, rounded up to a power of
+    two. EIGHT, SLOTS: see `store_kv`. WIDE: see `_by`. KEYS_AS_VALUES, V_NORM, TURNED_FIRST: see
+    AttentionKind. EARLY: see pdl.py."""
     wait(EARLY)
     release(EARLY)
     token = tl.program_id(0).to(tl.int64)
@@ -250,7 +254,7 @@ def _rotary_and_store(
         SLOTS,
         EIGHT,
     )
-    # V in eight bits is written byte by byte, in a separate pass over its heads
+    # V in eight bits is written byte by byte, by the first program of a token for all KV heads
     if EIGHT > 0 and tl.program_id(1) == 0:
         of_v, each = tl.arange(0, OF_V)[:, None], tl.arange(0, 2 * HALF)[None, :]
         inside = (of_v < KV_HEADS) & (each < WIDTH)

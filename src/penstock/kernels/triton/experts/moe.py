@@ -1,19 +1,23 @@
-"""Experts: each token goes through its few experts, in five launches (four if nothing has to be
-sorted).
+"""Mixture of experts: each token goes through its k experts. There are five launches, or four with
+few tokens.
 
-  route, place    `moe_route.py`
-  gate and up     rows of x by an expert's gate and up together, the activation applied before
-                  storing
-  down            the middle by the expert's second matrix, a row for each pair
-  sum             a token's rows, weighted
+  route         the router: k experts and weights of each token (`moe_route.py`)
+  place         sorts pairs (token, choice) by expert; left out with few tokens (`moe_route.py`)
+  gate and up   for each pair: x times its expert's gate and up matrix, and the activation
+  down          for each pair: the result times its expert's down matrix
+  sum           for each token: the weighted sum of its k rows
 
-A single token takes other kernels if its weights are plain or float8 (`moe_one.py`).
+A single token takes other kernels if its weights are unquantized or float8 (`moe_one.py`).
 
-A program has a tile of rows of one expert and some of the outputs, and streams the expert's weights
-past the rows, which are the narrow side of the product. Float8 weights take rows in eight bits,
-with a scale a row (for the middle: one per program's outputs), up to 16 tokens as pairs, which lose
-nothing (`kernels/fp8_rows.py`). A token's result doesn't depend on the others. Knows matrices and
-rows; no layer."""
+A program has a tile of rows of one expert and some of the outputs, and reads the expert's weights
+once for these rows. Products are computed transposed, as there are fewer rows than outputs. Float8
+weights take rows in e4m3. These have one scale per row; the input of the down product has one scale
+for each row and range of outputs of a gate-and-up program. With up to 16 tokens rows are pairs of
+e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's result doesn't depend on
+the other tokens.
+
+T: tokens, k: experts per token, E: experts, d: hidden size, F: inner size of an expert. Knows
+matrices and rows; no layer."""
 
 from __future__ import annotations
 
@@ -34,33 +38,36 @@ from penstock.kernels.triton.linear.fp8 import BITS, pointers, quantize_rows
 from penstock.kernels.triton.linear.widen import WIDE
 from penstock.kernels.triton.pdl import early_of, has_pdl
 
-# tokens up to which each pair is a tile of its own: an expert shared by two pairs is read twice
+# With up to this many tokens, each pair (token, choice) is a tile of its own. An expert that two
+# pairs share is then read twice.
 UNSORTED = 4
-MOST_PAIRED = 16  # tokens
-FOUR_STAGES = 147_456  # bytes of shared memory for bf16's largest cut with four stages
+MOST_PAIRED = 16  # the most tokens whose rows are pairs of e4m3
+# bytes of shared memory that a bf16 program with the largest tile and four stages needs
+FOUR_STAGES = 147_456
 
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """The cut of a product of experts into programs."""
+    """The division of a product of experts into programs."""
 
     rows: int  # rows of a program
-    outputs: int  # outputs of gate, and as many of up
-    inputs: int  # inputs loaded at once
+    outputs: int  # outputs of a program: of gate, and as many of up
+    inputs: int  # inputs (elements along K) that an iteration loads
     stages: int
     warps: int
-    form: Form = "wide"  # form of the rows it takes
+    form: Form = "wide"  # representation of the input rows
 
     @property
     def few(self) -> int:
-        """Rows of the lower tile for an expert's last rows, if they fit into it; 0: no lower tile."""
+        """Rows of the smaller tile that is used for an expert's last rows if they fit into it; 0:
+        there is no smaller tile."""
         return self.rows // 4 if self.rows >= 64 else 0
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """Cuts of both products of a layer for some number of tokens. sorted: tiles hold several rows
-    of an expert; else one."""
+    """The division of both products of a layer into programs, for some number of tokens. sorted:
+    True: rows are sorted by expert and a tile has several of them; False: a tile has one row."""
 
     gate_up: Cut
     down: Cut
@@ -69,22 +76,26 @@ class Plan:
 
 @dataclass(slots=True, frozen=True)
 class PreparedExperts:
-    """Experts, and scratch for their calls: calls must follow one another on one stream."""
+    """Prepared experts of a layer, and scratch memory for their calls. Because of the scratch
+    memory, calls must run one after another on one stream."""
 
     of: Experts
-    counts: Tensor  # int32 [E], zeros between calls
+    counts: Tensor  # int32 [E]: scratch that counts an expert's rows; zeros between calls
 
 
 def prepare_experts(of: Experts) -> PreparedExperts:
-    """Prepares experts for `experts`. Numbers are unchanged. Scales and zeros of integers become
-    float32, with an expert's outputs of one group adjacent; scales of four-bit floats become words:
-    asynchronous copies take four bytes at least."""
+    """Prepares the experts of a layer for `experts`. Weights keep their layout. Scales and zero
+    points of integers become float32, stored as [E, groups, N]. Scales of four-bit floats become
+    int32 words, in a layout of fp4_scales.py. Both are for asynchronous copies, which take at least
+    four bytes."""
     of = replace(of, gate_up=_side_by_side(of.gate_up), down=_side_by_side(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
     return PreparedExperts(of, counts)
 
 
 def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
+    """Returns a matrix with its scales in the layout that the kernels read,
+    see `prepare_experts`."""
     if matrix.in_fp4:
         assert matrix.scale is not None
         whole = None if matrix.whole is None else matrix.whole.flatten()
@@ -113,8 +124,8 @@ def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
 
 
 def plan_of(tokens: int, of: Experts) -> Plan:
-    """Returns the cuts for this many tokens: tiles of somewhat more rows than an expert has on
-    average."""
+    """Returns the division into programs for this many tokens. Tiles have somewhat more rows than
+    an expert has on average."""
     if of.gate_up.integers:
         return _plan_of_integers(tokens, of)
     eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
@@ -124,7 +135,7 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         return Plan(Cut(16, 32, inputs, most, 4), Cut(16, 32, inputs, most, 4), False)
     rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
-    if of.gate_up.in_fp4:  # few numbers at once: other programs multiply while one widens
+    if of.gate_up.in_fp4:  # few weights at once, so that other programs multiply while one widens
         return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
         outputs = 128 if rows == 128 else 64
@@ -138,13 +149,14 @@ def plan_of(tokens: int, of: Experts) -> Plan:
 
 
 def _rows_of(tokens: int, of: Experts) -> int:
+    """Returns the rows of a tile."""
     each = tokens * of.top_k / of.shape[0]
     return 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
 
 
 def _plan_of_integers(tokens: int, of: Experts) -> Plan:
-    """Returns the cuts for integers, which are widened in registers, a range of one group at a
-    time."""
+    """Returns the division into programs for integer weights. They are widened in registers, so an
+    iteration must not load more than one scale group of a row."""
     first, second = (
         min(128, each.group) if each.by_group else 128 for each in (of.gate_up, of.down)
     )
@@ -158,7 +170,8 @@ def _plan_of_integers(tokens: int, of: Experts) -> Plan:
 def experts(
     x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | None = None
 ) -> Tensor:
-    """Returns the sum of weight * expert(x), [T, d]. x: [T, d]. scores: of the router [T, E]."""
+    """Returns for each token the weighted sum of its experts' outputs, [T, d]. x: [T, d]. scores:
+    outputs of the router [T, E]. plan: None: see `plan_of`."""
     of, (tokens, d) = prepared.of, x.shape
     out = torch.empty_like(x)
     if not tokens:
@@ -194,12 +207,14 @@ def experts(
 
 
 def _in_form(x: Tensor, form: Form) -> Rows:
+    """Returns x [T, d] in the representation `form`."""
     return x if form == "wide" else quantize_rows(x, form)
 
 
 def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
-    """Returns the gated middle [slots, F] in the form of the second product; in eight bits a scale
-    covers the outputs of a program."""
+    """Returns act(gate) * up for each slot (a pair, in the order of `Routes`), [T * k, F], in the
+    representation that the down product needs. In e4m3, one scale covers the outputs of a program.
+    """
     inner, slots = of.shape[2], routes.chosen.numel()
     form, device = plan.down.form, routes.chosen.device
     if form == "wide":
@@ -226,9 +241,9 @@ def _launch(
     groups: int,
     is_sorted: bool,
 ) -> None:
-    """Launches a product of experts. eight: `out` with its scales, if it is in eight bits. groups:
-    neighbours of a row that share a scale in the first product's output; 0: this is the first
-    product."""
+    """Launches one of the two products of experts. out: the output's tensor. eight: the output as
+    Fp8Rows if it is in e4m3, else None. groups: for the down product, inputs that share a scale of
+    an input row; 0: this is the product with gate and up. is_sorted: `Plan.sorted`."""
     k, first = (rows if isinstance(rows, Tensor) else rows.numbers).shape[1], not groups
     n = out.shape[1]
     x, low, scale = (rows, rows, rows) if isinstance(rows, Tensor) else pointers(rows)

@@ -1,5 +1,5 @@
-"""Kernels of the experts' products: rows sorted by expert, tiles of each expert's rows, and the sum
-over a token's experts. `moe.py` launches them."""
+"""Kernels of the experts' products and of the sum over a token's experts. Rows are sorted by
+expert, and a tile has rows of one expert. `moe.py` launches the kernels and has the letters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from penstock.kernels.triton.pdl import release, wait
 
 @triton.jit
 def _scales_of_four(w_scale, expert, n, every, at, K, W_SCALES: tl.constexpr, BK: tl.constexpr):
-    """What `step_of_four` takes of an expert's outputs n, of `every`, and its BK inputs from `at`
-    on, [BN, BK / 2]. Scales are loaded as words, and each thread takes them apart for the bytes
-    that it widens: scales spread over bytes would go through shared memory as what is widened does
-    (gpt-oss-20b, 1,000 tokens: 1,030 us, by words 784)."""
+    """Loads the scales of an expert's e2m1 weights. n: outputs [BN], of `every`. at: first of BK
+    inputs. Returns two int32 tensors [BN, BK / 2], whose lowest byte is the scale of a weight
+    byte's low nibble and of its high nibble, as `step_of_four` needs.
+
+    Each thread loads int32 words and shifts out the scales of the weights that it widens. If it
+    loaded one scale per byte, they would be rearranged through shared memory (gpt-oss-20b, 1,000
+    tokens: 1,030 us, with words 784)."""
     if W_SCALES == 3:
         WORDS: tl.constexpr = BK // 64
         octet = tl.arange(0, BK // 2)[None, :]
@@ -81,14 +84,15 @@ def _tile(
     EVEN_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Computes BM slots from `first` on, of which `rows` are the expert's, by BN of its outputs.
-    Arguments as in `_grouped`."""
+    """Computes BN outputs of one expert for BM slots from slot `first` on. Only the first `rows`
+    slots belong to the expert. block: the program's index along N. Other arguments: see `_grouped`.
+    """
     m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
     real = m < rows
     slot = (first + m).to(tl.int64)
     pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
     source = pair // TOP_K if FIRST else slot
-    # row in the stacked matrices of all experts
+    # row of the matrices of all experts, seen as one matrix
     matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
     FLOATS: tl.constexpr = W_SCALES >= 3
     HALVES: tl.constexpr = 2 if FLOATS or INTEGERS == FOUR else 1
@@ -300,16 +304,16 @@ def _grouped(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per tile and block of outputs. FIRST: rows of x are by token, out is by slot, and
-    gate and up have N outputs each (GATED: KIND of `activation.gated`; 0: up alone); else rows of x
-    are by slot, out is by pair.
+    """Kernel of both products. One program per tile of rows and block of BN outputs.
 
-    W_SCALES, X_SCALES: 0 none, 1 one a row, 2 one for WG (XG) neighbours of a row, of which BK is a
-    part; 3, 4: weights in four-bit floats, with `in_pairs` (3) or `in_words` (4) of `fp4_scales.py`
-    an expert, and factors of rows w_more [experts, outputs]. INTEGERS: contents of a byte; 0: no
-    integers. Integers have scales, and with ZEROS zeros (w_more), by group: [experts, K / WG,
-    outputs]. FEW: tiles with at most this many rows, an expert's last, are multiplied as FEW rows,
-    not BM."""
+    FIRST: True: the product with gate and up: x has a row per token, out a row per slot. False: the
+    product with down: x has a row per slot, out a row per pair. GATED: kind of gate
+    (`activation.gated`), with N outputs of gate and N of up; 0: up alone. W_SCALES, X_SCALES:
+    scales of weights and of x: 0 none, 1 one per row, 2 one for WG (XG) inputs, a multiple of BK; 3
+    and 4: e2m1 weights, with scales from `in_pairs` (3) or `in_words` (4) of `fp4_scales.py` and
+    w_more [E, outputs], the factors of rows. INTEGERS: `widen.FOUR` or `widen.EIGHT` for integer
+    weights, else 0. Integers have scales [E, K / WG, outputs], and if ZEROS zero points in w_more.
+    FEW: tiles of at most this many rows, the last of an expert, are computed with BM = FEW."""
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
     if SORTED:
@@ -362,7 +366,7 @@ def _grouped(
             EVEN_K,
             STAGES,
         )
-    elif FEW > 0:  # noqa: SIM102 - it alone is known when this is compiled
+    elif FEW > 0:  # noqa: SIM102 - only FEW is known when this is compiled
         if rows > 0:
             _tile(
                 x,
@@ -419,7 +423,8 @@ def _summed(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds up a token's weighted rows, in order, and resets the experts' counts to zero."""
+    """Adds up a token's K weighted rows, in order, and resets the experts' counts to zero. made: [T
+    * K, d]. weights: [T, K]. counts: [experts]."""
     wait(EARLY)
     release(EARLY)
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

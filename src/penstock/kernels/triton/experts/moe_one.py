@@ -1,13 +1,14 @@
-"""Experts of a single token, without tensor cores: plain and float8 weights, read once by programs
-of a few outputs.
+"""Experts of a single token, without tensor cores, for unquantized and float8 weights. A program
+computes a few outputs, and weights are read once.
 
-  gate and up   a program has outputs of one of the token's experts
-  down          a program has outputs of all of them, and adds them with the token's weights: no sum
-                follows
+  gate and up   a program has some outputs of one of the token's experts
+  down          a program has some outputs of all the token's experts, and adds them up with their
+                weights, so no launch for the sum is needed
 
-The previous launch chooses the experts, so no weight can be loaded earlier. A program's loads are
-all in flight at once: products are accumulated per position, and summed over a row's positions only
-at the end. Knows routes and matrices; no layer."""
+The previous launch chooses the experts, so no weight can be loaded earlier. A program starts all
+its loads before it uses any result: products are accumulated separately for each of BK positions,
+and these are added up only at the end. N: outputs, K: inputs. Knows routes and matrices; no layer.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 GROUP = tl.constexpr(FP8_GROUP)
-# Adjacent numbers of a thread, the same for weights and the row in any dtype: so a row's numbers
-# arrive where they are needed, and nothing passes through shared memory.
+# Numbers that are adjacent in a thread, for weights and row alike, whatever their dtypes. So each
+# thread loads the row's numbers that it needs, and nothing is exchanged through shared memory.
 SPAN = tl.constexpr(8)
 
 
@@ -35,9 +36,9 @@ SPAN = tl.constexpr(8)
 def _products(
     w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr
 ):
-    """Returns rows of weights at pointers [BN] times a row x [K], accumulated by position: [BN,
-    BK], to be summed over BK. SCALES: with 2, each scale at pointers [BN] covers GROUP neighbours,
-    of which BK is a part."""
+    """Multiplies BN rows of weights by a row x [K]. w: pointers [BN]. Returns float32 [BN, BK]; the
+    sum over BK is the product. SCALES: 2: scale [BN] are pointers to scales, each for GROUP inputs,
+    a multiple of BK; else weights are not scaled here."""
     lane = tl.max_contiguous(tl.arange(0, BK), SPAN)[None, :]
     same = tl.zeros((BN, 1), tl.int32)
     sums = tl.zeros((BN, BK), tl.float32)
@@ -71,8 +72,9 @@ def _gate_up(
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Writes out [pairs, N] for x [K]: gate times up (GATED: KIND of `activation.gated`), or (0)
-    max(up, 0) squared. SCALES: 0 none, 1 one a row, 2 one for GROUP neighbours of a row."""
+    """Writes act(gate) * up of each of the token's experts. x: [K]. chosen: experts. out: [pairs,
+    N]. GATED: kind of gate (`activation.gated`); 0: out is max(up, 0) squared. SCALES: 0 no scales,
+    1 one per row of the weight, 2 one for each GROUP inputs."""
     wait(EARLY)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     gate_row = tl.load(chosen + pair).to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
@@ -110,7 +112,8 @@ def _down(
     SCALES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Writes out [N], the weighted sum over experts. middle: [TOP_K, K]. weights: [TOP_K]."""
+    """Writes out [N], the weighted sum of the experts' outputs. middle: [TOP_K, K], the result of
+    `_gate_up`. chosen, weights: [TOP_K]. SCALES: see `_gate_up`."""
     wait(EARLY)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
@@ -127,16 +130,16 @@ def _down(
 
 @dataclass(slots=True, frozen=True)
 class OneCut:
-    """The cut of a product of a single token's experts into programs."""
+    """The division of a product of a single token's experts into programs."""
 
     outputs: int  # outputs of a program, of gate and of up each
-    inputs: int  # inputs loaded at once
+    inputs: int  # inputs (elements along K) that an iteration loads
     warps: int
 
 
 def takes_one(of: Experts) -> bool:
-    """Returns True if these kernels serve the experts: plain or float8, by row or in blocks,
-    without biases."""
+    """Returns True if these kernels support the experts: weights are unquantized, or float8 with
+    scales by row or block, and have no biases."""
     both = (of.gate_up, of.down)
     return of.clamp is None and not any(
         each.bias is not None or each.integers or each.in_fp4 for each in both
@@ -144,8 +147,9 @@ def takes_one(of: Experts) -> bool:
 
 
 def cuts_of(of: Experts) -> tuple[OneCut, OneCut]:
-    """Returns the cuts of gate and up, and of down: the best of 100 each for Qwen3-30B-A3B on an
-    H200, a layer with its routing 22.4 us in bf16, 15.0 in float8 by row, 17.9 in blocks."""
+    """Returns the division into programs of the product with gate and up, and of that with down. Of
+    100 each, they were the fastest for Qwen3-30B-A3B on an H200: a layer with its routing takes
+    22.4 us in bf16, 15.0 in float8 with scales by row, and 17.9 with scales by block."""
     _, d, inner = of.shape
     by_group = OneCut(2, FP8_GROUP, 1)
     first = (
@@ -164,7 +168,8 @@ def _lanes(size: int) -> int:
 def one_token(
     x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None
 ) -> Tensor:
-    """Returns the sum of weight * expert(x), [1, d]. x: [1, d]. routes: of x, unsorted."""
+    """Returns the weighted sum of the experts' outputs, [1, d]. x: [1, d]. routes: of x, without
+    sorting. cuts: None: see `cuts_of`."""
     (_, d, inner), (first, second) = of.shape, cuts or cuts_of(of)
     middle = torch.empty((of.top_k, inner), dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), has_pdl(x.device)

@@ -1,14 +1,14 @@
-"""Routing of tokens to experts, and the places of their rows sorted by expert; all on the device,
-with sizes that depend on the number of tokens alone, so that a step can be captured.
+"""Chooses the experts of each token, and sorts rows by expert. All of it runs on the device, and
+sizes depend on the number of tokens alone, so that a step can be captured as a CUDA graph.
 
-  _route   a program per token: its k experts by the Routing, their weights, and its row's rank
-           within each expert
-  _place   pairs (token, choice) to slots, an expert's slots adjacent; slots to tiles of rows of one
-           expert
+  _route   a program per token: its k experts by the rules of a Routing, their weights, and the rank
+           of its row among the rows of each expert
+  _place   assigns each pair (token, choice) a slot, so that an expert's slots are adjacent, and
+           divides the slots into tiles of rows of one expert
 
-The order of arrival decides a pair's slot within its expert; a row's numbers don't depend on it.
-With few tokens each pair is a tile of its own, and nothing is sorted. Knows scores and numbers of
-experts; no matrices."""
+The order in which programs arrive decides a pair's slot within its expert; this doesn't change the
+numbers of a row. With few tokens each pair is a tile of its own, and nothing is sorted. T: tokens,
+E: experts. Knows scores and numbers of experts; no matrices."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-PLACED = 64  # pairs, and tiles, per program of _place
+PLACED = 64  # number of pairs, and of tiles, that a program of _place handles
 
 
 @triton.jit
 def _worth(score, most, total, SIGMOID: tl.constexpr):
-    """Returns the experts' worth: sigmoids of the scores, or their softmax, from the largest score
-    `most` and the sum `total`."""
+    """Returns the experts' values: sigmoids of their scores (SIGMOID), or their softmax. most,
+    total: the largest score, and the sum of exp(score - most)."""
     return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - most) / total
 
 
@@ -42,8 +42,9 @@ def _in_groups(
     LANES: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """Returns left [LANES * EACH], with EACH adjacent lanes per group, set to -inf in groups that
-    are not kept by their best, or the sum of their two best (PAIRED)."""
+    """Keeps only the experts of the best groups. left: values [LANES * EACH], with EACH adjacent
+    lanes per group. Returns it with -inf in all but KEPT of the GROUPS groups. A group is judged by
+    its best value, or if PAIRED by the sum of its two best."""
     grid, lane, group = tl.reshape(left, (LANES, EACH)), tl.arange(0, EACH), tl.arange(0, LANES)
     both, at = tl.max(grid, 1, return_indices=True)
     if PAIRED:
@@ -85,13 +86,16 @@ def _route(
     COUNTED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per token. GROUP_LANES: GROUPS rounded up to a power of two; each group has LANES
-    / GROUP_LANES adjacent lanes."""
+    """Chooses K experts for one token per program. scores: [T, E]. weights, chosen, ranks: outputs
+    [T, K]. counts: [E], receives the number of rows of each expert if COUNTED. PLACES, LANES: K and
+    the number of experts, rounded up to powers of two. GROUP_LANES: GROUPS, rounded up to a power
+    of two; each group has LANES / GROUP_LANES adjacent lanes. Other arguments: see Routing and
+    Experts."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lane, place = tl.arange(0, LANES), tl.arange(0, PLACES)
-    EACH: tl.constexpr = LANES // GROUP_LANES  # lanes of a group
+    EACH: tl.constexpr = LANES // GROUP_LANES  # lanes per group
     size = experts // GROUPS
     expert = lane // EACH * size + lane % EACH
     there = (lane % EACH < size) & (expert < experts)
@@ -111,7 +115,7 @@ def _route(
         at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    # clamped to the last expert for NaN scores
+    # NaN scores may give too large an index, which is clamped to the last expert
     which = tl.minimum(which // EACH * size + which % EACH, experts - 1)
     real = place < K
     best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)
@@ -146,13 +150,13 @@ def _place(
     EACH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Writes pairs [slots]: the pair in each slot, and tiles [tiles, 3]: expert, first slot, rows
-    (0: unused tile)."""
+    """Sorts pairs by expert. Writes pairs [slots]: the pair in each slot; and tiles [tiles, 3]:
+    expert, first slot, and number of rows (0: unused tile). ROWS: the most rows of a tile."""
     wait(EARLY)
     release(EARLY)
     lane = tl.arange(0, LANES)
     count = tl.load(counts + lane, mask=lane < experts, other=0)
-    of_expert = (count + ROWS - 1) // ROWS  # tiles of each expert
+    of_expert = (count + ROWS - 1) // ROWS  # number of tiles of each expert
     behind = tl.cumsum(of_expert, 0)
     here = tl.program_id(0) * EACH + tl.arange(0, EACH)
     there = here < pairs_in_all
@@ -176,11 +180,12 @@ def _place(
 
 @dataclass(slots=True, frozen=True)
 class Routes:
-    """Destinations of T tokens. Pair p is the p % k-th choice of token p // k."""
+    """The experts of T tokens, and where their rows go. Pair p is the p % k-th choice of token p //
+    k. A slot is a row's place after sorting by expert."""
 
     weights: Tensor  # [T, k] float32
     chosen: Tensor  # [T, k] int32
-    count: int  # most tiles
+    count: int  # number of tiles, unused ones included
     pairs: Tensor | None = (
         None  # [T * k] int32, the pair in each slot; None: pair p is in slot p, and is a tile
     )
@@ -195,9 +200,10 @@ def route(
     correction: Tensor | None = None,
     answer_scale: Tensor | None = None,
 ) -> Routes:
-    """Returns routes in tiles of at most `rows` rows; 0: one tile per pair. scores: [T, E]. counts:
-    [E] int32, zeros; with tiles it receives each expert's number of rows. correction, answer_scale:
-    [E], see `Experts`."""
+    """Chooses the experts of tokens. scores: outputs of the router [T, E]. by: the rules. counts:
+    scratch [E] int32, zeros; with sorting it receives each expert's number of rows. rows: the most
+    rows of a tile; 0: no sorting, each pair is a tile. correction, answer_scale: [E], see
+    `Experts`."""
     (tokens, experts), device, top_k = scores.shape, scores.device, by.top_k
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     chosen, ranks = (
@@ -266,6 +272,6 @@ def route(
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Returns how many tiles of at most `rows` rows can be needed for these pairs: in each expert's
-    last tile all but one row may be empty."""
+    """Returns how many tiles of at most `rows` rows may be needed for this many pairs. An expert's
+    last tile may have a single row."""
     return min(pairs, (pairs + experts * (rows - 1)) // rows)

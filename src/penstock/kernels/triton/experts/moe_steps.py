@@ -1,6 +1,8 @@
-"""One step along K of an expert's product: weights times rows, added to transposed sums, [outputs,
-rows]. The weights are plain or e4m3 (`step`), four-bit floats (`step_of_four`), or integers
-(`step_of_integers`), widened on their way. Knows tiles; no experts."""
+"""One iteration along K of an expert's product. It multiplies a tile of weights by a tile of rows
+and adds the result to sums that are transposed, [outputs, rows]. Weights are unquantized or e4m3
+(`step`), four-bit floats (`step_of_four`) or integers (`step_of_integers`); the latter two are
+widened in registers. BN: outputs, BM: rows, BK: inputs of the iteration. Knows tiles; no experts.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ def step(
     PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """Adds weights [BN, BK] at pointers times rows [BM, BK] to sums [BN, BM]. factor: scale of this
-    step (SCALED)."""
+    """Adds weights times rows to sums [BN, BM]. w: pointers [BN, BK]. x, x_low: base pointers of
+    the rows; x_low (the second e4m3 of a pair) only if PAIRED. x_at: offsets [BM, BK]. inside: mask
+    of inputs, held: mask of rows and inputs. factor: scale of this iteration, if SCALED. Returns
+    sums and low. Without SCALED the products with x_low are added to low [BN, BM]."""
     number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     number = number.to(row.dtype)
@@ -44,9 +48,9 @@ def step(
 
 @triton.jit
 def step_of_four(sums, w, scale, more_scale, x, x_at, inside, held, EVEN_K: tl.constexpr):
-    """Adds bytes of two e2m1 numbers at pointers [BN, C] times rows to sums [BN, BM]. scale,
-    more_scale: scales [BN, C] for `widen_fp4`. x_at: offsets of the first 16 of each 32 of a row
-    [BM, C]."""
+    """Adds e2m1 weights times rows to sums [BN, BM]. w: pointers to packed bytes [BN, BK / 2].
+    scale, more_scale: scales of low and high nibbles, for `widen_fp4`. x_at: offsets in a row of
+    the inputs in low nibbles [BM, BK / 2]; those in high nibbles are 16 further on."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     low, high = widen_fp4(octets, scale, more_scale, row.dtype)
@@ -69,9 +73,10 @@ def step_of_integers(
     ZEROS: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """Adds (integers - zeros [BN]) times rows to sums [BN, BM]. KIND: FOUR: bytes of two numbers
-    [BN, BK / 2], with x_at of the first 16 of each 32 of a row; else of one [BN, BK]. factor: scale
-    of this step [BN, 1] (SCALED)."""
+    """Adds (integers - zero points) times rows to sums [BN, BM]. KIND: FOUR: w are pointers to
+    packed int4 [BN, BK / 2], and x_at is as in `step_of_four`; else w are pointers to int8 [BN,
+    BK]. zero: pointers to zero points [BN], if ZEROS. factor: scales of this iteration [BN, 1], if
+    SCALED."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     less = tl.full((w.shape[0], 1), 8.0 if KIND == FOUR else 0.0, tl.float32)

@@ -1,5 +1,6 @@
-"""Quantizes rows to eight bits or fixed point. It is used for attention's output before the next
-product. T: rows, K: numbers of a row. Knows rows; no layer."""
+"""Quantizes rows of activations to e4m3 or to 16-bit fixed point. `quantize_rows` does so in a
+launch of its own; other kernels call `store_rows` on their output. T: rows, K: numbers of a row.
+Knows rows; no layer."""
 
 from __future__ import annotations
 
@@ -14,18 +15,20 @@ from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-# representation of rows -> the kernels' argument FP8
+# representation of activation rows (kernels/fp8_rows.py) -> the kernels' argument FP8
 BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}
 
 
 @triton.jit
 def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.constexpr):
-    """Writes R rows of D numbers in eight bits, as kernels/fp8_rows.py defines. wide: [R, D], zeros
-    in padding. e4m3 numbers go to numbers + at, scales to scales + row [R, 1], and for pairs (FP8 =
-    2) the second e4m3 numbers to low + at."""
+    """Quantizes R rows of D numbers to e4m3 and stores them, as kernels/fp8_rows.py defines. wide:
+    [R, D] in any float dtype, zeros in padding. numbers, low, scales: output pointers. at: offsets
+    [R, D] of the e4m3 numbers in `numbers`; there: mask [R, D]. row, row_there: offsets and mask
+    [R, 1] for `scales`. FP8 = 2: also stores 16 times the rounding error as a second e4m3, at low +
+    at."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
-    # may exceed 448 by one last bit, which e4m3 rounds to 448
+    # rounding can make the largest magnitude exceed 448 by one float32 step; e4m3 rounds it to 448
     scaled = wide * tl.div_rn(1.0, scale)
     eight = scaled.to(tl.float8e4nv)
     tl.store(numbers + at, eight, mask=there)
@@ -38,8 +41,9 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
 def store_rows(
     wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr
 ):
-    """Writes wide [R, D] like store_fp8, or (FP8 = 3) a single row in fixed point, whose sums then
-    go to `low`. d: numbers of a row without padding."""
+    """Quantizes wide [R, D] and stores it. FP8 = 1 or 2: as `store_fp8` does. FP8 = 3: `wide` is a
+    single row, stored in fixed point (kernels/fixed_row.py), whose sums go to `low`. d: numbers of
+    a row without padding. Other parameters: see `store_fp8`."""
     if FP8 == 3:
         block = tl.arange(0, D // 16)
         values = tl.where(there, wide.to(tl.float32), 0.0).reshape(D // 16, 16)
@@ -62,6 +66,8 @@ def _quantize(
     ROWS: tl.constexpr,
     D: tl.constexpr,
 ):
+    """Kernel of `quantize_rows`. A program quantizes ROWS rows of x [rows, d]. stride: between rows
+    of x. D: d rounded up to a power of two. FP8: a value of BITS. EARLY: see pdl.py."""
     wait(EARLY)
     release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -74,7 +80,8 @@ def _quantize(
 
 
 def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
-    """Returns x [T, K] in eight bits or in pairs; or one row in fixed point."""
+    """Returns x [T, K] quantized. form: "eight" (e4m3), "pair" (e4m3 with a second e4m3 for the
+    rounding error) or "fixed" (fixed point, T = 1 only); see kernels/fp8_rows.py."""
     (rows, d), out = x.shape, empty_rows(x, form)
     if rows:
         width = next_power_of_2(d)
@@ -97,8 +104,8 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
 
 
 def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
-    """Returns uninitialised rows in eight bits or in pairs: as many as `like` [T, K] has, of K
-    numbers, or of `width` if given."""
+    """Returns uninitialised e4m3 rows on the device of `like` [T, K]: T rows of `width` numbers, or
+    of K if `width` is None. form: "eight" or "pair"."""
     shape = (like.shape[0], width or like.shape[1])
     numbers = torch.empty(shape, dtype=E4M3, device=like.device)
     scale = torch.empty((like.shape[0], 1), dtype=torch.float32, device=like.device)
@@ -106,8 +113,8 @@ def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
 
 
 def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | FixedRow:
-    """Returns uninitialised rows as `empty_fp8` does, or a single uninitialised row in fixed
-    point."""
+    """Returns uninitialised rows as `empty_fp8` does; with form "fixed", one uninitialised
+    fixed-point row."""
     return (
         empty_fixed(width or like.shape[1], like.device)
         if form == "fixed"

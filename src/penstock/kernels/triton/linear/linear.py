@@ -1,5 +1,5 @@
 """Products with unquantized weights. One row is multiplied by `linear_one`, up to 16 rows by
-`linear_small`, and more by cuBLAS, through torch. T: rows, K: inputs.
+`linear_small`, and more by cuBLAS, through torch. T: rows of x, K: inputs of the weight.
 
 Knows rows and a weight; no layer."""
 
@@ -17,16 +17,18 @@ from penstock.kernels.triton.linear.linear_small import (
     prepare_small,
 )
 
-# For 2 to 16 rows, `linear_small` multiplies weights of at most _WIDE numbers, and heads, which
-# have at least _HEAD outputs. Other weights go to cuBLAS: 28672 x 4096 takes 0.055 ms with
-# cuBLAS and 0.059 with `linear_small`, 4096 x 14336 takes 0.0305 and 0.031. Smaller weights
-# gain from early starts: all of a 1B model's kernels take 0.84 ms instead of 0.92. Heads gain 3 %.
+# For 2 to 16 rows, `linear_small` multiplies weights of at most _WIDE elements, and output heads
+# (weights of at least _HEAD outputs). Other weights go to cuBLAS, which is faster for them: a
+# weight of 28672 x 4096 takes 0.055 ms with cuBLAS and 0.059 with `linear_small`; one of 4096 x
+# 14336 takes 0.0305 and 0.031. Smaller weights gain since `linear_small` can start before the
+# previous kernel ends: all kernels of a 1B model take 0.84 ms instead of 0.92. Heads gain 3 %.
 _WIDE, _HEAD = 40_000_000, 65_536
 
 
 def prepare_linear(weight: Tensor) -> SmallWeight:
-    """Prepares weight [out, in] for `linear`: the same memory, and up to 2 MB of scratch if K is
-    split."""
+    """Prepares weight [out, in] for `linear`. The result shares the weight's memory. If
+    `linear_small` divides K among programs for this shape, it also has up to 2 MB of scratch
+    memory."""
     return prepare_small(weight)
 
 

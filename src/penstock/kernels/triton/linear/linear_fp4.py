@@ -1,6 +1,7 @@
-"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few rows by
-`stream_fp4.py`; for many rows some outputs' weights at a time are widened and multiplied by the
-library. Knows rows and a matrix; no layer."""
+"""Products with weights in four-bit floats. One row, in fixed point, is multiplied by
+`linear_four.py`, and up to 256 rows by `stream_fp4.py`. For more rows, the weights of some outputs
+at a time are widened to the model's dtype and multiplied by cuBLAS. T: rows of x, N: outputs, K:
+inputs. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from penstock.kernels.triton.linear.stream_fp4 import (
 from penstock.kernels.triton.linear.widen import widen_fp4
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-MOST_STREAMED = 256  # rows, the same as for integers
+MOST_STREAMED = 256  # the most rows for stream_fp4.py, the same as for integers
 
 prepare_linear_fp4 = fp4_weight
 
@@ -34,8 +35,8 @@ prepare_linear_fp4 = fp4_weight
 def linear_fp4(
     x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """Returns x @ weight.T + bias, [T, N]. x: [T, K], one row in fixed point. streamed_rows: see
-    kernels/tunables.py."""
+    """Returns x @ weight.T + bias, [T, N]. x: [T, K] in the model's dtype; if T = 1, a FixedRow.
+    streamed_rows: the most rows for `stream_fp4.py`, see kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
     x = wide(x)
@@ -59,6 +60,9 @@ def _widened_fp4(
     TURN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `widened_fp4`. A program widens 2 * BK inputs of BN rows, which are BK bytes of
+    packed weights each. weight, scale, by, TURN: fields of Fp4Weight. out: [count, K]. EARLY: see
+    pdl.py."""
     wait(EARLY)
     row, turn, octet = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, BK)
     n = tl.minimum(first + row, N - 1)
@@ -77,7 +81,8 @@ def _widened_fp4(
 
 
 def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
-    """Returns `count` rows of the matrix from `first` on, widened to its dtype: [count, K]."""
+    """Returns `count` rows of the matrix, from row `first` on, as numbers of the model's dtype:
+    [count, K]."""
     (n, k), early = matrix.shape, has_pdl(matrix.weight.device)
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
     _widened_fp4[(cdiv(count, 32), cdiv(k, 256))](

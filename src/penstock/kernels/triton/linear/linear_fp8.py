@@ -1,13 +1,14 @@
 """Products with float8 weights. One row is multiplied by `linear_one`. Up to 256 rows are
-multiplied by the kernel of this file, which reads the weight once; up to 16 rows are pairs
-(kernels/fp8_rows.py), as precise as bfloat16. More rows are multiplied by torch's `_scaled_mm`.
+multiplied by the kernel of this file, which reads the weight once; x is in e4m3, and for 2 to 16
+rows in pairs of e4m3 (kernels/fp8_rows.py), as precise as bfloat16. More rows are multiplied by
+torch's `_scaled_mm`.
 
-Times in us of an 8B model's products (qkv; out; gate and up; down), in a graph on an H200. 128
-rows: torch 14.5, 14.2, 38.0, 37.9; this kernel 11.3, 9.2, 37.3, 23.2. 32 rows: torch 14.2, 13.8,
-37.9, 37.7; this kernel 9.6, 8.3, 32.4, 19.5. Reading the weights at copy speed: 5.9, 3.9, 27.6,
-13.8. With bulk copies (TMA) instead of asynchronous loads, the two smallest products are 4 to 8 %
-faster at 128 rows, and the others are the same. M or T: rows, N: outputs, K: inputs. Knows rows and
-a matrix; no layer."""
+Times in us of an 8B model's four products (qkv, out, gate and up, down), in a CUDA graph on an
+H200. With 128 rows torch takes 14.5, 14.2, 38.0 and 37.9, this kernel 11.3, 9.2, 37.3 and 23.2.
+With 32 rows torch takes 14.2, 13.8, 37.9 and 37.7, this kernel 9.6, 8.3, 32.4 and 19.5. To read the
+weights at copy speed takes 5.9, 3.9, 27.6 and 13.8. With bulk copies (TMA) instead of asynchronous
+loads, the two smallest products are 4 to 8 % faster at 128 rows, and the others are the same. M or
+T: rows, N: outputs, K: inputs. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from penstock.kernels.triton.linear.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.linear.split import joined
 from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 
-MOST_PAIRED = 16  # the most rows that are given as pairs
-# bytes of an output's weights that are prefetched before `wait`
+MOST_PAIRED = 16  # the most rows of x that are in pairs of e4m3
+# bytes of an output's weights that are prefetched before the wait for the previous kernel
 AHEAD: tl.constexpr = tl.constexpr(512)
 MOST_STREAMED = 256  # the most rows for the kernel of this file; torch is faster with more
 
@@ -57,8 +58,13 @@ def _linear_fp8(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes the product as [outputs, rows], since tensor cores need less padding for few rows
-    that way. A program has BN outputs and BM rows. each: iterations of a part of K."""
+    """Kernel of `streamed_fp8`. It computes the transposed product [N, M], since tensor cores then
+    need less padding for few rows. A program computes BN outputs of BM rows, over one of SPLIT
+    parts of K.
+
+    x, x_low, x_scale: fields of Fp8Rows; x_low is read only if PAIRED. weight: [N, K] e4m3, scale:
+    [N]. parts, arrived: see `split.joined`. each: iterations, of BK inputs each, of a part of K.
+    EVEN_K: True: BK divides K. STAGES: of the loop's pipeline. EARLY: see pdl.py."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
@@ -104,25 +110,25 @@ def _linear_fp8(
 
 @dataclass(slots=True, frozen=True)
 class Tiles:
-    """The cut of a product of few rows into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int
-    inputs: int  # inputs that an iteration loads
+    inputs: int  # inputs (elements along K) that an iteration loads
     split: int  # programs among which K is divided
     stages: int
     warps: int
 
 
 def tiles_of(m: int, n: int, k: int) -> Tiles:
-    """Returns the cut that was fastest on an H200 for the products of an 8B model at 32, 128 and
-    256 rows. m, n, k: rows, outputs, inputs."""
+    """Returns the division into programs that was fastest on an H200 for the products of an 8B
+    model at 32, 128 and 256 rows. m, n, k: numbers of rows, outputs and inputs."""
     few = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
     if n >= 16384:
         return Tiles(256, 128, 128, 1, 4, 8) if m > 128 else Tiles(few, 128, 128, 1, 3, 4)
     if m > 128 and n > 4096:
         return Tiles(128, 128, 128, 1, 6, 4)
-    # this cut gives enough programs to keep the GPU busy: 9.2 us instead of 10.8
+    # these tiles give enough programs to keep the GPU busy: 9.2 us instead of 10.8
     if 64 < m <= 128 and n <= 4096 and k <= 8192:
         return Tiles(64, 64, 256, 1, 4, 4)
     return Tiles(few, 64, 256, 2 if k > 8192 and 64 < m <= 128 else 1, 4 if m > 64 else 6, 4)
@@ -130,18 +136,19 @@ def tiles_of(m: int, n: int, k: int) -> Tiles:
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix:
-    """A matrix [N, K] e4m3 with a scale a row, and scratch memory for its products. Because of the
-    scratch memory, calls must not overlap."""
+    """A matrix [N, K] of e4m3 numbers with one scale per row, and scratch memory for its products.
+    Because of the scratch memory, products with the same matrix must not overlap in time."""
 
     streamed: SmallWeight  # numbers [N, K] and scale [N], for one-row products
     dtype: torch.dtype  # dtype of outputs
     by_library: bool  # True: torch's `_scaled_mm` supports this shape
-    parts: Tensor  # float32: sums of programs among which K is divided
-    arrived: Tensor  # int32: counters of finished programs, zeros between calls
+    parts: Tensor  # float32: partial sums of programs that share K
+    # int32: a counter of finished programs for each output tile; zeros between calls
+    arrived: Tensor
 
     def form(self, rows: int) -> Form:
-        """Returns the representation in which the product needs its input, if it has `rows`
-        rows."""
+        """Returns the representation in which the product needs its input x of `rows` rows, see
+        kernels/fp8_rows.py."""
         return "wide" if rows == 1 else "pair" if rows <= MOST_PAIRED else "eight"
 
 
@@ -172,7 +179,8 @@ def linear_fp8(
 def streamed_fp8(
     x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None
 ) -> Tensor:
-    """Returns the product, computed by this module's kernel for any number of rows."""
+    """Returns the product of x [T, K] by this module's kernel, for any number of rows. tiles: None:
+    see `tiles_of`."""
     weight, scale = matrix.streamed.weight, matrix.streamed.scale
     (m, k), n = x.numbers.shape, weight.shape[0]
     out = torch.empty((m, n), dtype=matrix.dtype, device=weight.device)

@@ -1,7 +1,8 @@
-"""Products with weights that have group scales. They are four- and eight-bit integers, and float8
-in blocks of 128 x 128. Few rows are multiplied by the kernel of `stream_groups.py`. For many rows,
-the weights of some outputs at a time are widened and multiplied by cuBLAS. T: rows, N: outputs, K:
-inputs. Knows rows and a matrix; no layer."""
+"""Products with weights that have group scales. These are int4 and int8 weights, and float8 weights
+with a scale for each block of 128 x 128. Up to 256 rows are multiplied by the kernel of
+`stream_groups.py`. For more rows, the weights of some outputs at a time are widened to the model's
+dtype and multiplied by cuBLAS. T: rows of x, N: outputs, K: inputs. Knows rows and a matrix; no
+layer."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ from penstock.kernels.triton.linear.stream_groups import (
 from penstock.kernels.triton.linear.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-# the most rows for stream_groups.py: the four int4 products of an 8B model take 336 us with it
-# at so many rows, and 357 us widened
+# the most rows for stream_groups.py: with 256 rows the four int4 products of an 8B model take 336
+# us with it, and 357 us with widened weights and cuBLAS
 MOST_STREAMED = 256
-# numbers that are widened at once: 32 MB, which stay in the L2 cache until they are multiplied
+# weights that are widened at once: 32 MB, which stay in the L2 cache until they are multiplied
 WIDENED_AT_ONCE = 2**24
 
 
 def prepare_linear_int(
     numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
 ) -> GroupMatrix:
-    """Prepares numbers, scale, zero in the layout of kernels/int_matrix.py for `linear_int`. dtype:
-    the model's."""
+    """Prepares an integer matrix for `linear_int`. numbers, scale, zero: in the layout of
+    kernels/int_matrix.py; zero None: symmetric quantization. dtype: the model's."""
     four = numbers.dtype == torch.uint8
     shape = (numbers.shape[0], numbers.shape[1] * (2 if four else 1))
     group = 0 if scale.shape[1] == 1 else shape[1] // scale.shape[1]
@@ -55,8 +56,8 @@ def prepare_linear_int(
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> GroupMatrix:
-    """Prepares weight [N, K] e4m3 and scale [N, ceil(K / 128)] float32 for the product. dtype: the
-    model's."""
+    """Prepares a float8 matrix with group scales for `linear_fp8_groups`. weight: [N, K] e4m3.
+    scale: [N, ceil(K / 128)] float32. dtype: the model's."""
     n, k = weight.shape
     return _matrix(
         weight.contiguous().view(torch.uint8), scale, None, FLOAT8.value, (n, k), FP8_GROUP, dtype
@@ -73,7 +74,9 @@ def _matrix(
     dtype: torch.dtype,
     lone: Tensor | None = None,
 ) -> GroupMatrix:
-    # counters for up to 512 rows
+    """Makes a GroupMatrix, with its scales and zero points transposed to [groups, N] float32.
+    Parameters: see its fields; scale, zero: [N, groups]."""
+    # enough counters for products of up to 512 rows
     arrived = torch.zeros(8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(
@@ -84,8 +87,9 @@ def _matrix(
 def linear_int(
     x: Rows, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """Returns x @ ((numbers - zero) * scale).T + bias, [T, N]. x: [T, K], for one row in the
-    representation that `matrix.form` gives. streamed_rows: see kernels/tunables.py."""
+    """Returns x @ ((numbers - zero) * scale).T + bias, [T, N]. x: [T, K] in the model's dtype; if T
+    = 1, in the representation that `matrix.form(1)` gives. streamed_rows: the most rows for
+    `stream_groups.py`, see kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
     x = wide(x)
@@ -104,9 +108,9 @@ def by_library(
     widen: Callable[[int, int], Tensor],
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Returns the product by cuBLAS, some outputs at a time, so that their widened weights stay in
-    the L2 cache. shape: of the matrix. widen: function (first row, count) -> widened rows of the
-    matrix."""
+    """Returns x @ matrix.T + bias by cuBLAS, some outputs at a time, so that their widened weights
+    stay in the L2 cache. shape: (N, K) of the matrix. widen: function (first row, number of rows)
+    -> these rows of the matrix in the model's dtype."""
     n, k = shape
     out = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
     each = max(128, WIDENED_AT_ONCE // k // 128 * 128)
@@ -137,6 +141,9 @@ def _widened(
     BK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `widened`. A program widens BK bytes of each of BN rows. weight, scale, zero:
+    fields of GroupMatrix. out: [count, K]. pitch: bytes of a row of packed weights. GROUP, KIND,
+    ZEROS: as in `stream_groups._stream`. EARLY: see pdl.py."""
     wait(EARLY)
     HALVES: tl.constexpr = 2 if KIND == FOUR else 1
     row, turn = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
@@ -158,7 +165,8 @@ def _widened(
 
 
 def widened(matrix: GroupMatrix, first: int, count: int) -> Tensor:
-    """Returns `count` rows of the matrix from `first` on, widened to its dtype: [count, K]."""
+    """Returns `count` rows of the matrix, from row `first` on, as numbers of the model's dtype:
+    [count, K]."""
     n, k = matrix.shape
     turn, early = turn_of(matrix.kind, k, matrix.group), has_pdl(matrix.weight.device)
     pitch = matrix.weight.shape[1]

@@ -43,6 +43,10 @@ def _linear_small(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `linear_small`. A program computes BN outputs of all M rows, over one of SPLIT
+    parts of K, BK inputs at a time. parts, arrived: fields of SmallWeight. each: inputs of a part
+    of K. x_stride: between rows of x. EVEN_K, EVEN_N: True: no mask is needed along K or N. EARLY:
+    see pdl.py."""
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
@@ -87,18 +91,18 @@ def _linear_small(
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """The cut of a product into programs."""
+    """The division of a product into programs."""
 
     outputs: int  # outputs of a program
-    inputs: int  # inputs loaded at once
+    inputs: int  # inputs (elements along K) that an iteration loads
     split: int  # programs among which K is divided
     warps: int
     stages: int
 
 
 def cut_of(n: int, k: int) -> Cut:
-    """Returns the cut that was fastest on an H200 for the products of a 1B and an 8B model. n, k:
-    outputs, inputs."""
+    """Returns the division into programs that was fastest on an H200 for the products of a 1B and
+    an 8B model. n, k: numbers of outputs and inputs."""
     if n >= 8192:
         return Cut(32, 128, 1, 4, 5) if 24576 <= n < 65536 else Cut(64, 128, 1, 4, 4)
     if n >= 3072 and k <= 4096:
@@ -108,12 +112,12 @@ def cut_of(n: int, k: int) -> Cut:
 
 @dataclass(slots=True, frozen=True)
 class SmallWeight:
-    """A weight and scratch memory for its products. Because of the scratch memory, calls must not
-    overlap. N: outputs, K: inputs."""
+    """A weight and scratch memory for its products. Because of the scratch memory, products with
+    the same weight must not overlap in time. N: outputs, K: inputs."""
 
     weight: Tensor  # [N, K] contiguous
     cut: Cut
-    parts: Tensor | None  # [split, 16, N] float32: sums of programs among which K is divided
+    parts: Tensor | None  # [split, 16, N] float32: partial sums of programs that share K
     # [programs along N] int32: counters of finished programs, zeros between calls
     arrived: Tensor | None
     # [N] float32: scales of an e4m3 weight, which only one-row products support
@@ -121,7 +125,7 @@ class SmallWeight:
 
 
 def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
-    """Prepares weight [N, K]; copies it only if it isn't contiguous."""
+    """Prepares weight [N, K]; copies it only if it isn't contiguous. cut: None: see `cut_of`."""
     n, k = weight.shape
     cut = cut or cut_of(n, k)
     if cut.split == 1:

@@ -1,14 +1,14 @@
-"""Fused kernels for a layer with a single row. Norms, gate, rotary embedding and KV store are
-computed inside the neighbouring products. `norm_qkv` adds the residual, norms, multiplies by qkv,
-rotates and stores K and V. `one_row_attention.py` follows, then the output product by `linear_one`.
-`norm_gate` adds the residual, norms, multiplies by gate and up and computes silu(gate) * up; the
-down product by `linear_one` follows.
+"""Fused kernels for a decode step with a single row. Norms, gate, rotary embedding and KV store are
+computed inside the neighbouring products. A layer takes four launches. `norm_qkv` adds the
+residual, norms, multiplies by qkv, rotates q and k and stores K and V; `one_row_attention.py` and
+the output product by `linear_one` follow. `norm_gate` adds the residual, norms, multiplies by gate
+and up and computes silu(gate) * up; the down product by `linear_one` follows.
 
-With one row, a launch that waits for the previous one takes at least 1.6 to 2.8 us, and unfused a
-layer needs ten. Each program norms the row itself, as the row is in the L1 cache. It loads its
-first weights before the previous kernel has ended, and rounds where the unfused kernels round. K:
-hidden size, F: inner size of the MLP, H: query heads, Hkv: KV heads, D: numbers of a head. Knows a
-row and matrices; no layer."""
+With one row, a launch that waits for the previous one takes at least 1.6 to 2.8 us, and an unfused
+layer needs ten. Every program computes the norm of the whole row itself, as the row is in the L1
+cache. It loads its first weights before the previous kernel has ended, and rounds where the unfused
+kernels round. K: hidden size, F: inner size of the MLP, H: query heads, Hkv: KV heads, D: numbers
+of a head. Knows a row and matrices; no layer."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ from penstock.kernels.triton.linear.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.linear.stream_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-# Number of programs, and EARLY of pdl.py. Times of a forward pass of 16 layers: with 384, 512,
-# 768 and 1,536 qkv programs 0.682, 0.676, 0.670 and 0.692 ms; with 2,048, 4,096 and 8,192 gate
-# programs 0.676, 0.670 and 0.682 ms; with 4,096 gate programs that release the next kernel at once
-# 0.657 ms. QKV_EARLY must be 1, since attention reads data before its `wait`.
+# Number of programs, and EARLY (see pdl.py), of `norm_qkv` and `norm_gate`. A forward pass of a
+# model with 16 layers takes 0.682, 0.676, 0.670 and 0.692 ms with 384, 512, 768 and 1,536 qkv
+# programs; 0.676, 0.670 and 0.682 ms with 2,048, 4,096 and 8,192 gate programs; 0.657 ms with 4,096
+# gate programs whose EARLY is 2, which release the next kernel at once. QKV_EARLY must be 1, since
+# attention reads data before its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 
 
 @triton.jit
 def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD: tl.constexpr):
-    """Returns the norm of the row x, rounded to x's dtype, as float32. ADD: True adds the residual
-    first, and stores the sum to `kept` if `writes`. by: weight of the norm."""
+    """Returns the RMS norm of the row x, rounded to x's dtype, as float32 [BK]. BK is K rounded up
+    to a power of two. by: the norm's weight, already loaded, [BK]. k, inside: indices [BK] and the
+    mask of those below K. ADD: True adds `residual` first, and stores the sum to `kept` if
+    `writes`."""
     kind = x.dtype.element_ty
     row = tl.load(x + k, mask=inside, other=0.0)
     if ADD:
@@ -74,6 +77,9 @@ def _norm_gate(
     ADD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `norm_gate` for unquantized weights. Each of PROGRAMS programs computes up to EACH
+    outputs, one after the other. BK: K rounded up to a power of two. x, residual, norm: [K]. kept:
+    receives the sum of x and residual, if ADD. weight: [2F, K]. out: [F]. EARLY: see pdl.py."""
     release(EARLY)
     part = tl.program_id(0)
     k = tl.arange(0, BK)
@@ -106,9 +112,11 @@ def norm_gate(
     weight: SmallWeight | GroupMatrix | Fp4Weight,
     form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
-    """Returns silu(gate) * up [1, F], quantized as `form` says if that is supported, and the sum of
-    x and residual [1, K]. x, residual: [1, K] (may be overwritten). norm: [K]. weight: [2F, K],
-    prepared (the gate's rows, then up's)."""
+    """Computes the norm of x + residual, its product with gate and up, and silu(gate) * up. Returns
+    silu(gate) * up [1, F], quantized as `form` says if that is supported, and x + residual [1, K].
+
+    x, residual: [1, K] (may be overwritten). norm: weight of the norm [K]. weight: prepared, [2F,
+    K] (the gate's rows, then up's)."""
     if isinstance(weight, Fp4Weight):
         row, kept = _normed_row(x, residual, norm, eps, "fixed")
         assert isinstance(row, FixedRow)
@@ -149,9 +157,12 @@ def norm_gate(
 def _normed_row(
     x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form
 ) -> tuple[Rows, Tensor]:
-    """Returns the norm in `form`, and the sum of x and residual, by a launch of their own. It is
-    used for quantized weights: a fused program with eight-bit weights loads too few bytes at once
-    (42 us for an 8B model's gate and up, 32 us in two launches)."""
+    """Computes the norm of x + residual in a separate launch. Returns the norm [1, K] in the
+    representation `form`, and x + residual [1, K].
+
+    It is used for quantized weights. With them a fused program would load too few bytes at once:
+    norm, gate and up of an 8B model with eight-bit weights take 42 us fused, and 32 us in two
+    launches."""
     if residual is None:
         return rms_norm(x, norm, eps, form), x
     return add_rms_norm(x, residual, norm, eps, form)
@@ -184,8 +195,11 @@ def _norm_qkv(
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Kernel of `norm_qkv`. A program computes pairs of outputs of a head that rotate together.
-    EACH: pairs of a program."""
+    """Kernel of `norm_qkv`. Each of PROGRAMS programs computes up to EACH pairs of outputs, one
+    after the other. A pair is the two numbers of a head that rotate together. BK: K rounded up to a
+    power of two. x, residual, norm: [K]. kept: receives the sum of x and residual, if ADD. weight:
+    [(HEADS + 2 * KV_HEADS) * WIDTH, K]. keys: pointer to the layer's K and V. q: output [HEADS,
+    WIDTH]. SLOTS: tokens of a KV block. EARLY: see pdl.py."""
     release(EARLY)
     HALF: tl.constexpr = WIDTH // 2
     PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF
@@ -260,9 +274,12 @@ def norm_qkv(
     kv_heads: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """Returns q [1, H, D], rotated, and the sum of x and residual [1, K]; stores K and V at
-    `inputs.slots`. x, residual: [1, K]. norm: [K]. weight: [(H + 2 Hkv) * D, K], prepared,
-    unquantized like the layer's KV. Rotation as in `rotary_and_store.py`."""
+    """Computes the norm of x + residual, its product with qkv, and the rotation of q and k; stores
+    K and V at `inputs.slots`. Returns the rotated q [1, H, D] and x + residual [1, K].
+
+    x, residual: [1, K]. norm: weight of the norm [K]. weight: prepared and unquantized, [(H + 2
+    Hkv) * D, K]. The layer's KV must be unquantized too. heads, kv_heads, width: H, Hkv, D.
+    Rotation as in `rotary_and_store.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)

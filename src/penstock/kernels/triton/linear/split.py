@@ -1,6 +1,6 @@
-"""Joins products whose K is divided among programs. Each program writes float32 sums. The last one
-to finish, as a counter tells, adds all sums in a fixed order, so that the result doesn't depend on
-which program is last. Knows tiles of sums; no matrix."""
+"""Joins partial sums of products whose K is divided among programs (split-K). Each program writes
+float32 sums. The last one to finish, which a counter determines, adds all sums in a fixed order, so
+that the result doesn't depend on which program is last. Knows tiles of sums; no matrix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def split_launch(
     turns: int,
     split: int,
 ) -> tuple[tuple[int, int, int], int, Tensor]:
-    """Returns a product's grid (tiles of outputs, parts of K, tiles of rows), the iterations of a
-    part, and a buffer for the parts' sums (`out` if there is only one part). shape, tile: (outputs,
-    rows) of the product and of a program. arrived: counters, at least one for each tile. turns:
-    iterations over all of K. split: the most parts."""
+    """Computes the launch of a product whose K may be divided into parts. Returns the grid (output
+    tiles, parts of K, row tiles), the iterations of a part, and a float32 buffer for partial sums
+    (`out` if there is only one part).
+
+    shape: (outputs, rows) of the product. tile: (outputs, rows) of a program. arrived: counters, at
+    least one for each tile. turns: iterations over the whole K. split: the most parts."""
     each = cdiv(turns, split)
     splits, of_n, of_m = cdiv(turns, each), cdiv(shape[0], tile[0]), cdiv(shape[1], tile[1])
     parts = out
@@ -37,9 +39,12 @@ def split_launch(
 
 @triton.jit
 def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """Stores a program's sums [R, C], part `part` of SPLIT of a tile. In the tile's last program it
-    returns the sum of all parts and True; in others the second result is False. parts: [tiles,
-    SPLIT, R, C]. arrived: [tiles], zeros before and after the launch."""
+    """Stores a program's partial sums [R, C] and joins them if it is the last program of its tile.
+    Returns the sums of all SPLIT parts and True in the last program, and its own sums and False in
+    others.
+
+    part: the program's part of K. parts: buffer [tiles, SPLIT, R, C]. arrived: counters [tiles],
+    zeros before and after the launch."""
     inner = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     mine = parts + tile.to(tl.int64) * (SPLIT * R * C) + inner
     tl.store(mine + part * R * C, sums)

@@ -1,6 +1,10 @@
-"""Products of few rows with weights in four-bit floats: the weight is streamed once, widened and
-scaled on its way to tensor cores. A number times its group's scale has six bits, exact in every
-dtype; a row's factor is applied to the sums. Knows rows and a matrix; no layer."""
+"""Products of few rows with weights in four-bit floats. The weight is read once; a program widens
+and scales it in registers for tensor cores. An e2m1 number times its group's scale has six
+significant bits, so it is exact in bfloat16 and float16. The float32 factor of a row of the matrix
+is applied to the sums.
+
+M: rows of x, N: outputs, K: inputs. A turn is an iteration along K: it loads BK bytes of packed
+weights of each output, which are 2 * BK inputs. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -19,16 +23,18 @@ from penstock.kernels.triton.linear.stream_groups import leave, outputs_of
 from penstock.kernels.triton.linear.widen import in_halves, widen_fp4
 from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 
-MOST_TURNED = 64  # bytes; 64 numbers of 16 bits are a cache line
-# bytes of shared memory: more than a tile of 128 rows by 64 bytes of a matrix takes
+MOST_TURNED = 64  # the largest `Fp4Weight.turn`: 64 numbers of 16 bits are a cache line of x
+# bytes of shared memory that a program needs for tiles of 128 rows of x by 64 bytes of each
+# output's weights
 ROOMY = 131_072
 
 
 @triton.jit
 def scale_pairs(scale, n, N, turn, BN: tl.constexpr, BK: tl.constexpr):
-    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK] int32: in the lowest
-    byte that of the number in a byte's low half, in the next one that of the high one's
-    (`fp4_scales.in_pairs`). BK: a power of two, 32 to 128."""
+    """Loads the scales of the bytes that a turn loads. scale: in the layout of
+    `fp4_scales.in_pairs`. n: indices of outputs [BN]. BK: bytes of a turn, a power of two from 32
+    to 128. Returns int32 [BN, BK]: the lowest byte is the scale of the weight byte's low nibble,
+    the next one that of its high nibble."""
     EACH: tl.constexpr = BK // 16
     first = (turn // (8 // EACH) * N + n) * 8 + turn % (8 // EACH) * EACH
     pairs = tl.load(scale + first[:, None] + tl.arange(0, EACH)[None, :]).to(tl.int32)
@@ -37,9 +43,10 @@ def scale_pairs(scale, n, N, turn, BN: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def firsts(turn, TURN: tl.constexpr, BK: tl.constexpr):
-    """Returns which numbers of a row stand in the low halves of its turn-th BK bytes, as a number
-    and what is added to it, [BK]; those in the high halves are TURN behind. Said so that the
-    compiler sees that 16 bytes at a time can be copied."""
+    """Returns which inputs are in the low nibbles of the BK bytes of a turn: input begin + lane[i]
+    for byte i. begin is a number, lane [BK]. The high nibble of the same byte is the input TURN
+    further on. The result has two parts so that the compiler recognises runs of inputs that it can
+    copy 16 bytes at a time."""
     octet = tl.arange(0, BK)
     if BK >= TURN:
         begin, lane = turn * (2 * BK), octet // TURN * (2 * TURN) + octet % TURN
@@ -76,9 +83,14 @@ def _stream_fp4(
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes the transposed product, [outputs, rows]. A turn takes BK bytes of a row, a power of
-    two from 32 on. each: turns of a part. TURN: `Fp4Weight.turn`. GATED: output n is silu(n) * (n +
-    N / 2); each is half of a program's outputs."""
+    """Kernel of `streamed_fp4`. It computes the transposed product [N, M]; a program has BN outputs
+    and BM rows, over one of SPLIT parts of K.
+
+    weight, scale, by, TURN: fields of Fp4Weight. parts, arrived: see `split.joined`. each: turns of
+    a part of K. BK: bytes of packed weights of an output in a turn, a power of two from 32 on.
+    GATED: half of a program's outputs are the gate's, half are up's, N / 2 rows further on;
+    silu(gate) * up is written. EVEN_K: True: no mask is needed along K. LATE: True:
+    `pdl.release_late` releases the next kernel. EARLY: see pdl.py."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -90,7 +102,7 @@ def _stream_fp4(
     first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, 2 * BK))
     tl.assume(
         first < end
-    )  # else the assembler waits for each product in turn: it sees sums that no product made
+    )  # otherwise the assembler waits for each product in turn, as a product might not set `sums`
     wait(EARLY)
     release_late(EARLY * LATE)
     sums = tl.zeros((BN, BM), tl.float32)
@@ -131,22 +143,25 @@ def _stream_fp4(
 
 @dataclass(slots=True, frozen=True)
 class Slices:
-    """The cut of a product of few rows into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int
-    octets: int  # bytes of a row of the weight at once: 32, 64 or 128
+    octets: int  # bytes of packed weights of an output in a turn: 32, 64 or 128
     split: int  # programs along K
     stages: int
     warps: int
 
 
 def slices_of(m: int, n: int, k: int, room: int) -> Slices:
-    """Returns the fastest of 2 to 3 tiles by 1 to 8 parts of K for each of an 8B's products on an
-    H200. In us, for qkv, out, gate and up, down, and for the library with the matrix in bfloat16:
-    16 rows 12.8, 9.1, 36.9, 21.2 against 16, 13, 57, 32; 32 rows 13.3, 10.4, 47.6, 26.1 against 17,
-    13, 57, 33; 64 rows 17.8, 13.2, 63.6, 34.1 against 16, 11, 61, 35; 128 rows 25.9, 18.0, 86.6,
-    44.5 against 17, 14, 66, 37. room: bytes of shared memory of a program."""
+    """Returns the division into programs that was fastest on an H200 for an 8B model's products, of
+    2 to 3 tile sizes by 1 to 8 parts of K. m, n, k: numbers of rows, outputs and inputs. room:
+    bytes of shared memory of a program.
+
+    Times in us for qkv, out, gate and up, and down, compared with cuBLAS and the matrix in
+    bfloat16: 16 rows 12.8, 9.1, 36.9, 21.2 (cuBLAS 16, 13, 57, 32); 32 rows 13.3, 10.4, 47.6, 26.1
+    (17, 13, 57, 33); 64 rows 17.8, 13.2, 63.6, 34.1 (16, 11, 61, 35); 128 rows 25.9, 18.0, 86.6,
+    44.5 (17, 14, 66, 37)."""
     rows = max(8, min(128, next_power_of_2(m)))
     few, outputs = rows <= 16, 64
     octets = 128 if rows == 32 else 32 if rows == 128 and room < ROOMY else 64
@@ -160,20 +175,20 @@ def slices_of(m: int, n: int, k: int, room: int) -> Slices:
 
 @dataclass(slots=True, frozen=True)
 class Fp4Weight:
-    """A matrix [N, K] of four-bit floats, and counters for its products: calls must follow one
-    another on one stream.
+    """A matrix [N, K] of four-bit floats, and counters for its products. Because of the counters,
+    its products must run one after another on one stream.
 
-    weight: bytes [N, K / 2]: of 2 * turn neighbours the first half lies in the low halves of `turn`
-    bytes, the second in the high ones. So a program reads whole cache lines of a row of x for
-    either (H200, 128 rows, 28,672 x 4,096, same tiles: 155 us with the 16 neighbours of
-    checkpoints, 86 with 64). scale: int16 [ceil(K / 256), N, 8], pairs of
-    kernels/triton/linear/fp4_scales.py."""
+    weight: uint8 [N, K / 2]. Of each 2 * turn inputs, the first `turn` are the low nibbles of
+    `turn` bytes, the others their high nibbles. So a program reads whole cache lines of a row of x
+    for the low and for the high nibbles. With 128 rows and a matrix of 28,672 x 4,096, an H200
+    takes 86 us with turn = 64, and 155 us with 16, the packing of kernels/fp4_matrix.py. scale:
+    int16 [ceil(K / 256), N, 8], from `fp4_scales.in_pairs`."""
 
     weight: Tensor
     scale: Tensor
-    by: Tensor  # [N] float32, final factor of each row
+    by: Tensor  # [N] float32: factor of each row's sums
     dtype: torch.dtype
-    arrived: Tensor  # int32, zeros between calls
+    arrived: Tensor  # int32: counters of finished programs, zeros between calls
     turn: int
 
     @property
@@ -196,12 +211,12 @@ class Fp4Weight:
 def fp4_weight(
     numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype
 ) -> Fp4Weight:
-    """Prepares numbers, scale, whole in the layout of kernels/fp4_matrix.py for the products.
-    dtype: the model's."""
+    """Prepares a matrix for the products. numbers, scale, whole: in the layout of
+    kernels/fp4_matrix.py. dtype: the model's."""
     n, k = numbers.shape[0], 2 * numbers.shape[1]
     numbers, short, by = short_scales(numbers.contiguous(), scale, whole)
     turn = min(MOST_TURNED, k // 2 & -(k // 2))
-    # enough counters for 1,024 rows
+    # enough counters for products of 1,024 rows
     arrived = torch.zeros(8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device)
     return Fp4Weight(in_halves(numbers, turn), in_pairs(short, k, turn), by, dtype, arrived, turn)
 
@@ -214,8 +229,9 @@ def streamed_fp4(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """Returns the product by this module's kernel, for any number of rows. gated: for a matrix [2
-    F, K] (the gate's rows, then up's) silu(gate) * up, [T, F]."""
+    """Returns x @ matrix.T + bias, [M, N], by this module's kernel, for any number of rows. gated:
+    True for a matrix [2F, K] (the gate's rows, then up's) returns silu(gate) * up, [M, F]. cut:
+    None: see `slices_of`."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:

@@ -1,7 +1,9 @@
-"""Products of few rows with weights that have group scales. The weight is read once and widened in
-registers for tensor cores. Rows are not quantized. The activation of a gate may be computed in the
-same launch. M: rows, N: outputs, K: inputs. A turn is an iteration over K. Knows rows and a matrix;
-no layer."""
+"""Products of few rows with weights that have group scales (int4, int8, float8). The weight is read
+once; a program widens it in registers for tensor cores. Rows are not quantized. For the product
+with gate and up, silu(gate) * up may be computed in the same launch.
+
+M: rows of x, N: outputs, K: inputs. A turn is an iteration along K: it loads BK bytes of packed
+weights of each output. With int4 these are 2 * BK inputs. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 
 @triton.jit
 def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the index of the group that has the numbers turn * BK to turn * BK + BK - 1."""
+    """Returns the index of the scale group of inputs turn * BK to turn * BK + BK - 1. GROUP: inputs
+    of a group; 0: one group for the whole row."""
     group = turn * 0
     if GROUP > 0:
         group = turn // (GROUP // BK)
@@ -31,8 +34,9 @@ def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constexpr):
-    """Returns the zero points of BN outputs, [BN, 1]. place: [BN], their indices in `zero`. Without
-    stored zeros (ZEROS False) it is the constant of the KIND."""
+    """Returns the zero points of BN outputs, [BN, 1] float32. zero: pointer to stored zero points.
+    place: their indices [BN]. ZEROS False: none are stored, and the result is 8 for int4 (KIND =
+    FOUR), else 0."""
     less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
     if ZEROS:
         less = tl.load(zero + place)
@@ -41,8 +45,8 @@ def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def outputs_of(block, N, BN: tl.constexpr, GATED: tl.constexpr):
-    """Returns the indices of a program's outputs, [BN]. GATED: the first half are outputs of the
-    gate, the second half those of up, N / 2 further on."""
+    """Returns the indices of a program's outputs, [BN]. block: the program's index along N. GATED:
+    the first half are outputs of the gate, the second half those of up, N / 2 further on."""
     n = block * BN + tl.arange(0, BN)
     if GATED:
         n = (
@@ -68,8 +72,9 @@ def leave(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Writes sums [BN, BM], of outputs n and rows m, plus bias to out [M, N]; if GATED, silu(gate)
-    * up to out [M, N / 2]."""
+    """Writes a program's sums [BN, BM] plus bias to out [M, N]. block: the program's index along N.
+    n, m: indices of its outputs [BN] and rows [BM]. GATED: the first half of the sums are the
+    gate's, the second half up's; silu(gate) * up is written to out [M, N / 2]."""
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if GATED:
@@ -115,11 +120,17 @@ def _stream(
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes the product as [outputs, rows], which needs less padding for few rows. An iteration
-    (turn) loads BK bytes of a weight's row, which are numbers of one group. With four bits, BK
-    numbers are in the low halves and the next BK numbers in the high halves. each: iterations of a
-    part of K. pitch: bytes of a row of the weight. GATED: output n of the result is silu(output n)
-    * output (n + N / 2)."""
+    """Kernel of `streamed_groups`. It computes the transposed product [N, M], which needs less
+    padding for few rows. A program has BN outputs and BM rows, over one of SPLIT parts of K.
+
+    A turn loads BK bytes of packed weights of an output, whose low nibbles (int4) or bytes belong
+    to one scale group. With int4 the low nibbles are BK consecutive inputs, and the high nibbles
+    the next BK. weight, scale, zero: fields of GroupMatrix. parts, arrived: see `split.joined`.
+    each: turns of a part of K. pitch: bytes of an output's packed weights. GROUP: inputs of a scale
+    group; 0: the whole row. KIND: contents of a byte (`widen.FOUR` and others). ZEROS: True: there
+    are stored zero points. GATED: output n of the result is silu(output n) * output (n + N / 2).
+    AHEAD: turns whose weights are prefetched before the wait for the previous kernel. LATE: True:
+    `pdl.release_late` releases the next kernel. EARLY: see pdl.py."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -172,27 +183,27 @@ def _stream(
 
 @dataclass(slots=True, frozen=True)
 class Pieces:
-    """The cut of a product of few rows into programs."""
+    """The division of a product of few rows into programs."""
 
     rows: int  # rows of a program
     outputs: int
     split: int  # programs among which K is divided
     stages: int
     warps: int
-    ahead: int = 0  # iterations whose weights are loaded before the previous kernel has ended
+    ahead: int = 0  # turns whose weights are prefetched before the wait for the previous kernel
 
 
 def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
-    """Returns the cut that was fastest on an H200 for the products of an 8B model at 1, 16, 32, 64,
-    128 and 256 rows. kind: contents of a byte (`widen.FOUR` and others). m, n, k: rows, outputs,
-    inputs."""
+    """Returns the division into programs that was fastest on an H200 for the products of an 8B
+    model at 1, 16, 32, 64, 128 and 256 rows. kind: contents of a byte (`widen.FOUR` and others). m,
+    n, k: numbers of rows, outputs and inputs."""
     four = kind == FOUR.value
     rows = max(8, min(64 if four else 128, next_power_of_2(m)))
     few = rows <= 16
     outputs = 32 if rows == 8 or (few and not four) else 64
     warps = 4 if not few else 1 if four and rows == 8 and n * k > 1 << 25 else 2
     tiles = cdiv(n, outputs) * cdiv(m, rows)
-    # programs among which K should be divided
+    # parts of K that would give enough programs to keep the GPU busy
     wanted = (25_600 if few else 16_384) // outputs / tiles
     split = 1 << max(0, round(math.log2(wanted)))
     return Pieces(rows, outputs, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps)
@@ -201,20 +212,21 @@ def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
 @dataclass(slots=True, frozen=True)
 class GroupMatrix(TakesWideRows):
     """A matrix [N, K] with group scales, and counters for its products. Because of the counters,
-    calls must not overlap."""
+    products with the same matrix must not overlap in time."""
 
-    weight: Tensor  # bytes [N, K]; four bits: [N, K / 2]
-    # [groups, N] float32: asynchronous copies need at least four bytes a thread
+    weight: Tensor  # uint8 [N, K]; int4: [N, K / 2], packed by `widen.in_halves`
+    # scales, [groups, N] float32: asynchronous copies need at least four bytes a thread
     scale: Tensor
-    zero: Tensor | None  # [groups, N] float32
+    zero: Tensor | None  # zero points, [groups, N] float32; None: symmetric quantization
     kind: int
     shape: tuple[int, int]
-    group: int  # numbers of a group; 0: the whole row
+    group: int  # inputs of a scale group; 0: the whole row
     dtype: torch.dtype
-    arrived: Tensor  # int32: counters of finished programs, zeros between calls
+    # int32: a counter of finished programs for each output tile; zeros between calls
+    arrived: Tensor
     lone: Tensor | None = (
-        # [N, groups] of `dtype`: the scales once more, for one row in fixed point; None: not
-        # supported
+        # The scales again, [N, groups] of `dtype`, for the kernel that multiplies a single
+        # fixed-point row (linear_four.py). None: that kernel can't multiply by this matrix.
         None
     )
 
@@ -234,9 +246,10 @@ class GroupMatrix(TakesWideRows):
 
 
 def turn_of(kind: int, k: int, group: int) -> int:
-    """Returns the bytes of a weight's row that an iteration loads. It is a power of two, at most
-    128, that divides a group. With four bits it also divides half of a row, since row ends are not
-    masked. kind: contents of a byte. k: inputs."""
+    """Returns the bytes of packed weights of an output that an iteration (turn) loads. It is a
+    power of two, at most 128, that divides a scale group. With int4 it also divides K / 2, since
+    the end of a row is not masked. kind: contents of a byte (`widen.FOUR` and others). k: inputs.
+    group: inputs of a scale group; 0: the whole row."""
     size = group or 128
     if kind == FOUR.value:
         size |= k // 2
@@ -251,8 +264,9 @@ def streamed_groups(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """Returns the product, computed by this module's kernel for any number of rows. gated: True for
-    a matrix [2 F, K] (the gate's rows, then up's) returns silu(gate) * up, [rows, F]."""
+    """Returns x @ matrix.T + bias, [M, N], by this module's kernel, for any number of rows. gated:
+    True for a matrix [2F, K] (the gate's rows, then up's) returns silu(gate) * up, [M, F]. cut:
+    None: see `pieces_of`."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:

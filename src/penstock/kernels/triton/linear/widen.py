@@ -1,10 +1,12 @@
-"""Widening of four- and eight-bit weights to the dtype of rows, exactly, on their way to tensor
-cores.
+"""Converts four- and eight-bit weights to the dtype of activations, exactly, in registers before a
+product on tensor cores.
 
 Each instruction per weight counts: a GPU reads four bits of weight in the time of three
-instructions. So one instruction widens two weights, which needs assembler: a whole number n below
-128 is bfloat16's 0x4300 | n minus 128, below 1,024 float16's 0x6400 | n minus 1,024. The
-interpreter's dtype is float32, which is widened plainly. Knows bytes; no matrix."""
+instructions. So one instruction converts two weights, which needs assembler. It uses the bits of a
+float: for a whole number n below 128, the bits 0x4300 | n are the bfloat16 128 + n; for n below
+1,024, the bits 0x6400 | n are the float16 1,024 + n. Subtracting 128 or 1,024 gives n. Triton's
+interpreter uses float32 and plain operations. R, C: shape of a tile of weight bytes. Knows bytes;
+no matrix."""
 
 from __future__ import annotations
 
@@ -16,22 +18,26 @@ from torch import Tensor
 from penstock.kernels.int_matrix import unpack_four
 
 WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # contents of a byte
+# contents of a weight's byte: two int4, an int8, or an e4m3
+FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)
 
 
 def in_halves(packed: Tensor, turn: int) -> Tensor:
-    """Repacks [N, K / 2] from the layout of kernels/int_matrix.py: of every 2 * turn neighbours
-    along K the first half is in the low halves of `turn` bytes, the second in the high halves."""
+    """Repacks four-bit weights [N, K / 2] from the layout of kernels/int_matrix.py. In the result,
+    of each 2 * turn inputs the first `turn` are the low nibbles of `turn` bytes, the others their
+    high nibbles."""
     n, size = packed.shape
     low, high = unpack_four(packed).view(n, size // turn, 2, turn).unbind(2)
     return (low | high << 4).view(n, size)
 
 
-# An instruction's register holds four numbers of a thread, which need not be neighbours (on
-# Hopper's tensor cores they are in two rows): a result may depend only on its own byte.
+# A register has four bytes that a thread holds. They need not be neighbours in the tile (on
+# Hopper's tensor cores they come from two rows), so a result may depend only on its own byte.
 def _four(magic: str, one: str, kind: str) -> tl.constexpr:
-    """Returns assembler. $4: four bytes; $5 to $8: added to $0 to $3 -> numbers of the low halves
-    in $0 and $1, of the high halves in $2 and $3."""
+    """Returns assembler that converts the nibbles of the four bytes in register $4. The low nibbles
+    go to $0 and $1, the high nibbles to $2 and $3, two 16-bit floats each, after $5 to $8 have been
+    added to them. magic, one: two copies of the bits described above, and of 1.0. kind: PTX's name
+    of the float type."""
     return tl.constexpr(f"""{{
         .reg .b32 m, o, a, b, c, d;
         mov.b32 m, {magic};
@@ -57,8 +63,8 @@ def _four(magic: str, one: str, kind: str) -> tl.constexpr:
 
 _FOUR_BF16 = _four("0x43004300", "0x3F803F80", "bf16x2")
 _FOUR_F16 = _four("0x64006400", "0x3C003C00", "f16x2")
-# bfloat16 has no room for 8 bits after 128, so the upper bit is split off: 128 or 256 is subtracted
-# from 128 plus the lower seven.
+# Eight bits don't fit below 128 in bfloat16, so the top bit is handled separately: 128 or 256 is
+# subtracted from 128 plus the number's lower seven bits.
 _EIGHT_BF16 = tl.constexpr("""{
     .reg .b32 m, o, a, b, c, d;
     mov.b32 m, 0x43004300;
@@ -85,9 +91,12 @@ _EIGHT_F16 = tl.constexpr("""{
 }""")
 
 
-# e4m3's bits are placed at the low end of the wider exponent, which makes them too small by 2**120
-# (2**8): correct for subnormals too.
+# e4m3's exponent and fraction are shifted to the low end of the wider exponent field. The float is
+# then too small by 2**120 (float16: 2**8), also for subnormals, and is multiplied by that factor.
 def _float8(by: int, up: str, kind: str) -> tl.constexpr:
+    """Returns assembler that converts the four e4m3 numbers in register $2 to 16-bit floats in $0
+    and $1. by: bits by which exponent and fraction are shifted. up: the factor of the result,
+    twice. kind: PTX's name of the float type."""
     return tl.constexpr(f"""{{
         .reg .b32 u, z, a, b, c, d;
         mov.b32 u, {up};
@@ -110,13 +119,14 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 def _fp4(by: int, mask: str, kind: str) -> tl.constexpr:
-    """Returns assembler for e2m1, by the same method. $4: four bytes; $5, $6: factors of the
-    numbers in their low halves, $7, $8: of those in the high halves; $0 and $1: the low ones, $2
-    and $3: the high ones."""
+    """Returns assembler that converts the e2m1 nibbles of the four bytes in register $4, by the
+    same method as `_float8`, and multiplies them by factors. Low nibbles go to $0 and $1, their
+    factors are $5 and $6. High nibbles go to $2 and $3, their factors are $7 and $8. by, mask:
+    shift, and bits of exponent and fraction."""
 
     def halves(into: str, more: str, factor: str, other: str) -> str:
-        """Returns assembler for the numbers in the upper halves of bytes at the upper ends of a's
-        and b's 16 bits."""
+        """Returns assembler that converts the nibbles that are the top four bits of the 16-bit
+        halves of registers a and b."""
         return f"""
         shr.u32 c, a, {by};
         shr.u32 d, b, {by};
@@ -143,9 +153,9 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 @triton.jit
 def widen_fp4(w, scale, more_scale, kind: tl.constexpr):
-    """Returns the numbers of the bytes' low halves times `scale`, and those of the high halves times
-    `more_scale`, [R, C] each. w: [R, C] bytes of two e2m1 numbers. scale, more_scale: [R, C] int32,
-    whose lowest byte is a scale in the form of kernels/triton/linear/fp4_scales.py."""
+    """Returns the e2m1 numbers in the low nibbles of w times `scale`, and those in the high nibbles
+    times `more_scale`, each [R, C] of dtype `kind`. w: [R, C] uint8. scale, more_scale: [R, C]
+    int32, whose lowest byte is a scale in the format of kernels/triton/linear/fp4_scales.py."""
     low_by, high_by = _fp4_scale(scale, kind), _fp4_scale(more_scale, kind)
     if kind == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
@@ -172,8 +182,9 @@ def widen_fp4(w, scale, more_scale, kind: tl.constexpr):
 
 @triton.jit
 def _fp4_scale(octets, kind: tl.constexpr):
-    """Returns the scales in the lower bytes; in 16 bits multiplied by 2 ** 126 (float16: 2 ** 14),
-    since e2m1's bits at the low end of an exponent are that much too small."""
+    """Converts scale bytes (the lowest bytes of int32 `octets`) to dtype `kind`. In bfloat16 the
+    result is the scale times 2 ** 126, in float16 times 2 ** 14: the assembler of `_fp4` makes e2m1
+    numbers too small by that factor."""
     if kind == tl.bfloat16:
         by = (((octets & 255) << 4) | 0x7000).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:
@@ -185,7 +196,8 @@ def _fp4_scale(octets, kind: tl.constexpr):
 
 @triton.jit
 def _fp4_plain(octets, by):
-    """Returns the numbers in the lower halves of bytes times `by`, in float32."""
+    """Returns the e2m1 numbers in the low nibbles of `octets` times `by`, in float32, without
+    assembler."""
     octets = octets.to(tl.int32)
     bits = ((octets & 8) << 28) | ((octets & 7) << 22)
     return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * by
@@ -193,8 +205,9 @@ def _fp4_plain(octets, by):
 
 @triton.jit
 def widen_four(w, zero, more_zero, kind: tl.constexpr):
-    """Returns the numbers in the bytes' low halves minus zero, and those in the high halves minus
-    more_zero, [R, C] each. w: [R, C] bytes. zero, more_zero: [R, 1] whole numbers in float32."""
+    """Returns the unsigned low nibbles of w minus `zero`, and the high nibbles minus `more_zero`,
+    each [R, C] of dtype `kind`. w: [R, C] uint8. zero, more_zero: zero points, [R, 1] whole numbers
+    in float32."""
     if kind == tl.bfloat16:
         less, more_less = _less(zero, 128.0, w, kind), _less(more_zero, 128.0, w, kind)
         low, high = tl.inline_asm_elementwise(
@@ -222,12 +235,14 @@ def widen_four(w, zero, more_zero, kind: tl.constexpr):
 
 @triton.jit
 def _less(zero, magic: tl.constexpr, w, kind: tl.constexpr):
+    """Returns -magic - zero in dtype `kind`, broadcast to the shape of w."""
     return (-magic - zero).to(kind).broadcast_to(w.shape)
 
 
 @triton.jit
 def widen_eight(w, what: tl.constexpr, kind: tl.constexpr):
-    """Returns w [R, C] bytes, integers or float8, in a wider dtype."""
+    """Returns the bytes w [R, C] as numbers of dtype `kind`. what: FLOAT8: the bytes are e4m3; else
+    int8."""
     if kind == tl.bfloat16:
         program: tl.constexpr = _FLOAT8_BF16 if what == FLOAT8 else _EIGHT_BF16
         wide = tl.inline_asm_elementwise(

@@ -1,10 +1,12 @@
-"""The gated delta rule over chunks of prompts. Chunks are computed in blocks of 64 tokens, by the
-WY representation (arXiv:2412.06464, section 3.3).
+"""The gated delta rule over chunks of prompts. kernels/delta_rule.py has the formulas. A chunk is
+computed in blocks of 64 tokens, by the WY representation (arXiv:2412.06464, section 3.3).
 
-There are five launches: (1) the convolution, (2) the update of its windows, (3) the work within
-each block, which inverts a triangular matrix, all blocks at once, (4) the states from block to
-block and the outputs, with a program per chunk, value head and part of its values, (5) norm and
-gate. Which tokens a block has is computed on the device (`short_conv.block_of`)."""
+There are five launches: (1) the convolution; (2) the update of its windows; (3) all work that needs
+a single block only, for all blocks at once (`_blocks`, which inverts a triangular matrix); (4) the
+states from block to block, and the outputs (`_carry`); (5) norm and gate of the outputs. Which
+tokens a block has is computed on the device (`short_conv.block_of`). T: a step's tokens. A chunk's
+states are matrices [KEY, VALUE] per value head. KEYS, VALUES: KEY and VALUE (or a part of it),
+padded to powers of two."""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks, silu
 
 BLOCK = tl.constexpr(64)  # tokens of a block
-SMALL = tl.constexpr(16)  # size of the submatrices on the diagonal that are inverted first
-# Least columns of the right matrix of a product. With fewer columns that come from registers, the
-# warp group products of Triton 3.6 on Hopper read wrong data if no load is in progress. With 16 and
-# 32 columns of bfloat16, errors were as large as the outputs (triton-lang/triton issue 11366,
-# fla-org/flash-linear-attention pull request 988).
+SMALL = tl.constexpr(16)  # size of the diagonal blocks that are inverted row by row
+# The least columns (N) of the second operand of tl.dot. If it has fewer and is computed in
+# registers rather than loaded, the warp group products of Triton 3.6 on Hopper read wrong data if
+# no load is in progress. With 16 and 32 columns of bfloat16, errors were as large as the outputs
+# (triton-lang/triton issue 11366, fla-org/flash-linear-attention pull request 988).
 LEAST = 64
-# Values of a program of `_carry`, and its stages (blocks that are loaded ahead). On an H200 one
-# prompt of 8,192 tokens takes 253 us and 8 prompts of 1,024 take 174 us; with 128 values 508 and
-# 153 us; with two stages 372 and 209 us.
+# VALUES of `_carry`, and its stages (blocks that are loaded ahead). On an H200 one prompt of 8,192
+# tokens takes 253 us and 8 prompts of 1,024 take 174 us. The same take 508 and 153 us with 128
+# values, and 372 and 209 us with two stages.
 _PART, _STAGES = 64, 3
 _WIDE = 128  # largest key width with which _STAGES blocks fit in shared memory
 
@@ -40,23 +42,24 @@ def softplus(x):
 
 @triton.jit
 def log_decay(given, step_bias, decay):
-    """Returns decay * softplus(given + step bias): the logarithm of the factor that a token applies
-    to the state."""
+    """Returns decay * softplus(given + step_bias), which is the logarithm of the factor by which a
+    token multiplies the state."""
     return decay * softplus(given + step_bias)
 
 
 @triton.jit
 def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
-    """Returns normed * the norm's weight * silu(z), with results rounded to `dtype` as in torch.
-    normed, z: float32."""
+    """Returns normed * the norm's weight * silu(z), in float32. The first product and its left
+    operand are rounded to `dtype`, as in torch. normed, z: float32. norm: pointer to the weight.
+    lane, there: its indices and their mask."""
     weight = tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)
     return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32) * silu(z)
 
 
 @triton.jit
 def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Returns the inverse of 1 + system [64, 64], correct within diagonal blocks of 2 * SIZE.
-    inverse: the same, correct within diagonal blocks of SIZE."""
+    """Returns the inverse of 1 + system [64, 64], correct within diagonal blocks of size 2 * SIZE.
+    inverse: the same, correct within diagonal blocks of size SIZE."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None] // SIZE, token[None, :] // SIZE
     corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
@@ -66,9 +69,9 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse(system, PRECISION: tl.constexpr):
-    """Returns the inverse of 1 + system, for a matrix system [64, 64] that is 0 on and above its
-    diagonal. Diagonal blocks of 16 are inverted row by row, then joined by [[A, 0], [C, B]]^-1 =
-    [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
+    """Returns the inverse of the matrix 1 + system. system: [64, 64], 0 on and above its diagonal.
+    Diagonal blocks of 16 are inverted row by row, then joined by [[A, 0], [C, B]]^-1 = [[A^-1, 0],
+    [-B^-1 C A^-1, B^-1]]."""
     few: tl.constexpr = BLOCK // SMALL
     outer, inner = tl.arange(0, few), tl.arange(0, SMALL)
     own = outer[:, None, None, None] == outer[None, None, :, None]
@@ -110,10 +113,11 @@ def _blocks(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per block and value head. Writes for each token: its key and value times the
-    inverse (new_k, new_v), its scores with the block's tokens, q for the state before the block
-    (late_q), k for the update of the state after it (late_k), and the logarithm of decays since the
-    block began (totals)."""
+    """Kernel of launch 3, with one program per block and value head. mixed: output of the
+    convolution. rates: see `ops.DeltaRule`. Writes for each token: new_k, new_v: its key and value
+    times the inverse matrix; scores: its scores with the block's tokens; late_q: its query, for the
+    state before the block; late_k: its key, for the update of the state after the block; totals:
+    the logarithm of the decays from the block's start to it."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     head = tl.program_id(1)
     if count > 0:
@@ -194,8 +198,8 @@ def _carry(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per chunk, value head and VALUES of its values: block by block, writes the
-    outputs and updates the state."""
+    """Kernel of launch 4, with one program per chunk, value head and VALUES of the head's values.
+    Block by block it writes the outputs and updates the state in `matrix`."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if begin == end:  # padding, not a chunk: the state in its slot stays unchanged
@@ -256,7 +260,8 @@ def _norm(
     HEADS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """Norms and gates the outputs, with one program per token and HEADS of its value heads."""
+    """Kernel of launch 5: norms and gates the outputs, with one program per token and HEADS of its
+    value heads. answers: outputs of `_carry`. given: has the gates z."""
     at = tl.program_id(0)
     if at < tl.load(start + chunks):
         token = (rows + at).to(tl.int64)
@@ -284,8 +289,8 @@ def delta_chunks(
     inputs: StepInputs,
     out: Tensor,
 ) -> None:
-    """Writes the outputs of a step's chunks to out [T, value_size], after the decode rows; advances
-    windows and matrices."""
+    """Writes the outputs of a step's chunks to out [T, value_size], after those of the decode rows.
+    Updates the chunks' slots of `window` and `matrix`. Parameters: see `ops.DeltaRule`."""
     h, w, states, rows, prefill = heads, weights, inputs.states, inputs.rows, inputs.prefill
     assert states is not None and prefill is not None
     tokens, start, chunks = given.shape[0] - rows, prefill.start, states.chunk_slots.shape[0]

@@ -1,11 +1,11 @@
-"""The gated delta rule for decode rows. A program computes a row and value head: convolutions,
-rates, decay, update of the state, output, norm and gate.
+"""The gated delta rule for decode rows (kernels/delta_rule.py has the formulas). A program computes
+one value head of one row: convolutions, rate, decay, update of the state, output, norm and gate.
 
 A program reads, updates and writes the head's state matrix once, some value columns at a time. It
 has few threads, so that sums need little exchange between warps, and many programs share a
-multiprocessor. Value heads with the same key head all compute q and k. They don't overwrite data
-that others read, since the convolution's window is a ring. `delta_chunks` computes chunks. T: a
-step's tokens."""
+multiprocessor. Programs of value heads with the same key head all compute q and k. That is safe, as
+the convolution's window is a ring: the newest token overwrites an entry that no other program
+reads. `delta_chunks` computes chunks. T: a step's tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import delta_chunks, log_decay, weighed
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of the state matrix that a program has in registers at once, and its warps. Times of 1,000
-# rows of Qwen3.5 on an H200, with state in float32 and in bfloat16: half of the 16,384 numbers with
-# 2 warps 1,113 and 738 us; all with 4 warps 1,236 and 872 us, with 8 warps 3,466 and 2,030 us; a
-# quarter with 1 warp 1,281 and 919 us.
+# Numbers of the state matrix that a program has in registers at once, and its warps. 1,000 rows of
+# Qwen3.5 on an H200 take, with the state in float32 and in bfloat16: with half of the matrix's
+# 16,384 numbers and 2 warps 1,113 and 738 us; with all and 4 warps 1,236 and 872 us, with 8 warps
+# 3,466 and 2,030 us; with a quarter and 1 warp 1,281 and 919 us.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -57,9 +57,11 @@ def _rows(
     PART: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """One program per value head and row. PART: value columns that are processed at once. KEYS,
-    VALUES: KEY and VALUE rounded up to powers of two."""
-    # consecutive programs have heads of the same row, whose memory is adjacent
+    """Kernel of `delta_rule`, with one program per value head and row. KEY, VALUE: numbers of a key
+    and of a value. KEYS, VALUES: these, rounded up to powers of two. PART: value columns that are
+    processed at once. TAPS: taps of the convolution. Tensors: see `ops.DeltaRule`; slots, folds:
+    fields of StateInputs."""
+    # neighbouring programs have heads of the same row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
@@ -164,9 +166,9 @@ def delta_rule(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """Returns [T, value_size]. given: [T, channels + value_size]. rates: [T, 2 * value_heads].
-    window: [slots, taps, channels]. matrix: [slots, value_heads, key_width, value_width]. The
-    contract is `ops.DeltaRule`."""
+    """Returns the layer's outputs [T, value_size] for decode rows and chunks. given: [T, channels +
+    value_size]. rates: [T, 2 * value_heads]. window: [slots, taps, channels]. matrix: [slots,
+    value_heads, key_width, value_width]. The contract is `ops.DeltaRule`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert rates.is_contiguous() and matrix[0].is_contiguous()

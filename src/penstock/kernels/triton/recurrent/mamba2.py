@@ -1,10 +1,10 @@
-"""Mamba2's recurrence for decode rows, and its gated norm. A program computes a row and head:
-convolutions, step, decay, update of the state and output.
+"""Mamba2's recurrence for decode rows (kernels/mamba2.py has the formulas), and its gated norm. A
+program computes one head of one row: convolutions, step, decay, update of the state, and output.
 
-A program reads, updates and writes the head's state once, some value columns at a time. All heads
-of a group compute B and C. They don't overwrite data that others read, since the convolution's
-window is a ring. `mamba2_chunks` computes chunks. T: a step's tokens, F: size of the norm's input.
-"""
+A program reads, updates and writes the head's state once, some value columns at a time. The
+programs of all heads of a group compute B and C. That is safe, as the convolution's window is a
+ring: the newest token overwrites an entry that no other program reads. `mamba2_chunks` computes
+chunks. T: a step's tokens, F: numbers of a row of the norm's input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from penstock.kernels.triton.recurrent.delta_chunks import softplus
 from penstock.kernels.triton.recurrent.mamba2_chunks import mamba2_chunks
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of the state that a program has in registers at once, and its warps, as in delta_rule.py.
+# Numbers of the state that a program has in registers at once, and its warps; measured in
+# delta_rule.py.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -53,8 +54,11 @@ def _rows(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """One program per head and row. PART: value columns that are processed at once."""
-    # adjacent programs take heads of one row, whose memory is adjacent
+    """Kernel of `mamba2`, with one program per head and row. HEAD, STATE: numbers of a head and of
+    its state's other dimension. STATE_WIDTH: STATE, rounded up to a power of two. PART: value
+    columns that are processed at once. TAPS: taps of the convolution. Tensors: see
+    `ops.Mamba2Scan`; slots, folds: fields of StateInputs."""
+    # neighbouring programs have heads of the same row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
@@ -167,8 +171,9 @@ def _convolved(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Returns silu of a row's convolution, for some channels of x, B and C, in float32. its_window:
-    pointer to the row's window in `window`. fold: True stores the newest token in the window."""
+    """Returns silu of a decode row's convolution, for some channels of x, B and C, in float32.
+    its_window: pointer to the row's part of `window`. fold: True stores the newest token in the
+    window. there: mask of channels."""
     size: tl.constexpr = HEADS * HEAD
     total = of_row(
         given + size,
@@ -211,8 +216,8 @@ def _gated_norm(
     MOST: tl.constexpr,
 ):
     """Kernel of `gated_norm`, with one program per row of GROUPS groups of EACH numbers.
-    MOST_GROUPS, MOST: GROUPS and EACH rounded up to powers of two. NORM: False leaves out the norm.
-    """
+    MOST_GROUPS, MOST: GROUPS and EACH rounded up to powers of two. NORM: False computes x *
+    silu(gate) only. low, scales, FP8: see `linear.fp8.store_rows`."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -247,8 +252,9 @@ def mamba2(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """Returns [T, size]. given: [T, columns]. window: [slots, taps, channels]. matrix: [slots,
-    heads, state_width, head_width]. The contract is `ops.Mamba2Scan`."""
+    """Returns the layer's outputs [T, size] for decode rows and chunks. given: [T, columns].
+    window: [slots, taps, channels]. matrix: [slots, heads, state_width, head_width]. The contract
+    is `ops.Mamba2Scan`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert matrix[0].is_contiguous()
@@ -291,9 +297,9 @@ def mamba2(
 def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
 ) -> Rows:
-    """Returns the RMS norm of x * silu(gate) [T, F], in groups of F / groups neighbours, times
-    weight. weight None: returns x * silu(gate). x, gate: [T, F], rows may have gaps. weight: [F].
-    """
+    """Returns the RMS norm of x * silu(gate), [T, F], times weight. The norm is computed for each
+    group of F / groups neighbours. weight None: returns x * silu(gate). x, gate: [T, F], which may
+    have gaps between rows. weight: [F]. form: representation of the result."""
     rows, width = x.shape
     out: Rows = (
         torch.empty((rows, width), dtype=x.dtype, device=x.device)

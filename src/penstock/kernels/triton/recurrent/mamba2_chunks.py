@@ -1,9 +1,9 @@
-"""Mamba2's recurrence over chunks of prompts. Chunks are computed in blocks of 64 tokens, by the
-dual form (arXiv:2405.21060, section 6).
+"""Mamba2's recurrence over chunks of prompts. kernels/mamba2.py has the formulas. A chunk is
+computed in blocks of 64 tokens, by the dual form (arXiv:2405.21060, section 6).
 
-There are four launches: (1) the convolution, (2) the update of its windows, (3) the work within
-each block, all blocks at once, (4) the states from block to block and the outputs, with a program
-per chunk, head and part of its values."""
+There are four launches: (1) the convolution; (2) the update of its windows; (3) all work that needs
+a single block only, for all blocks at once (`_blocks`); (4) the states from block to block, and the
+outputs (`_carry`). T: a step's tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import BLOCK, LEAST, softplus
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks
 
-# values of a program of `_carry`, and its stages (blocks that are loaded ahead)
+# VALUES of `_carry`, and its stages (blocks that are loaded ahead)
 _PART, _STAGES = 64, 3
-# largest state width that fits in the registers of four warps, with _STAGES blocks in shared memory
+# the largest state width for which the state fits in the registers of four warps, and _STAGES
+# blocks fit in shared memory
 _NARROW = 128
 
 
@@ -44,10 +45,11 @@ def _blocks(
     STATE_WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per block and group of heads, which share B and C. Writes for each token and
-    head: the weights with which the block's tokens enter its output (scores), the factor with which
-    its x enters the state after the block (to_state), and the factor with which the state before
-    the block enters its output (from_state)."""
+    """Kernel of launch 3, with one program per block and group of heads, which share B and C.
+    Writes for each token and head: scores: the weights with which the block's tokens enter its
+    output; to_state: the factor with which its x enters the state after the block; from_state: the
+    factor with which the state before the block enters its output. mixed: output of the
+    convolution."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     group = tl.program_id(1)
     if count > 0:
@@ -66,8 +68,8 @@ def _blocks(
             raw = tl.load(of_dt, mask=there, other=0.0).to(tl.float32)
             dt = tl.where(there, softplus(raw + tl.load(step_bias + head)), 0.0)
             total = tl.cumsum(dt * tl.load(a + head), axis=0)
-            # tokens past the block's end have steps of 0, so the last total is that of the whole
-            # block
+            # tokens past the block's end have a step of 0, so the last total is that of all its
+            # tokens
             last = tl.sum(tl.where(token == BLOCK - 1, total, 0.0))
             between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
             of_head = at * HEADS + head
@@ -98,8 +100,8 @@ def _carry(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per chunk, head and VALUES of its values: block by block, writes the outputs and
-    updates the state."""
+    """Kernel of launch 4, with one program per chunk, head and VALUES of the head's values. Block
+    by block it writes the outputs and updates the state in `matrix`."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if begin == end:  # padding, not a chunk: the state in its slot stays unchanged
@@ -155,8 +157,8 @@ def mamba2_chunks(
     inputs: StepInputs,
     out: Tensor,
 ) -> None:
-    """Writes the outputs of a step's chunks to out [T, size], after the decode rows; advances
-    windows and matrices."""
+    """Writes the outputs of a step's chunks to out [T, size], after those of the decode rows.
+    Updates the chunks' slots of `window` and `matrix`. Parameters: see `ops.Mamba2Scan`."""
     h, w, states, rows, prefill = heads, weights, inputs.states, inputs.rows, inputs.prefill
     assert states is not None and prefill is not None
     tokens, start, chunks = given.shape[0] - rows, prefill.start, states.chunk_slots.shape[0]

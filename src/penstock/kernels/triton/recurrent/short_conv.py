@@ -1,11 +1,12 @@
-"""Short causal convolutions per channel. They include LFM2's with its two gates. A program computes
-some channels of a decode row, or of some tokens of a chunk. Knows one layer's window; no layer.
+"""Short causal convolutions per channel, for LFM2's gated convolutions, the delta rule and Mamba2.
+A program computes some channels of a decode row, or of some tokens of a chunk. Knows one layer's
+window; no layer.
 
-A window has a sequence's last inputs as a ring: the token at position p is at index p % taps. So a
-program may read older tokens while another one writes the newest. A row's newest token is read from
-the input, so a step that repeats it gives the same output. Tokens of a chunk read the window as it
-was before the step; a later launch writes the chunk's last tokens to it. T: a step's tokens, c:
-channels."""
+A window holds a sequence's last inputs as a ring: the input at position p is at index p % taps. A
+program may read older inputs while another one writes the newest. The newest token of a decode row
+is read from `given`, not from the window, so a step that is repeated gives the same output. Tokens
+of a chunk read the window as it was before the step; a later launch writes the chunk's last inputs
+to it. T: a step's tokens, c: channels."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def silu(x):
 
 @triton.jit
 def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr):
-    """Returns a token's inputs of the convolution: values, or if GATED gate * value, rounded to the
-    window's dtype. channel: indices of channels."""
+    """Returns a token's inputs of the convolution for some channels: `given`, or if GATED gate *
+    value, rounded to the dtype of `given`. channel, there: indices of channels and their mask."""
     base = given + token * stride + channel
     first = tl.load(base, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -54,8 +55,9 @@ def of_row(
     TAPS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Returns a decode row's convolution; stores its newest token in the window if `fold`. slot:
-    offset of the row's window, in numbers. token: index of the row's token, int64."""
+    """Returns the convolution of a decode row's newest token, for some channels; stores its input
+    in the window if `fold`. slot: offset of the row's window in `window`, in numbers. token: index
+    of the row's token in `given`, int64. channel, there: indices of channels and their mask."""
     held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS - 1):
@@ -74,8 +76,9 @@ def of_row(
 @triton.jit
 def block_of(start, number, chunks, BLOCK: tl.constexpr):
     """Returns the chunk of block `number`, the block's first token, and its number of tokens (0 or
-    less: there is no such block). A chunk is divided into blocks of BLOCK tokens; those of chunk c
-    have the numbers from start[c] // BLOCK + c on."""
+    less: the block doesn't exist). A chunk is divided into blocks of BLOCK tokens; the blocks of
+    chunk c have the numbers from start[c] // BLOCK + c on. start: [chunks + 1], first token of each
+    chunk."""
     low, high = chunks * 0, chunks
     while high - low > 1:
         middle = (low + high) // 2
@@ -101,8 +104,8 @@ def _answer(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Writes a token's output. total: sum over taps. GATED: it is multiplied by the output gate;
-    else silu of it is written."""
+    """Writes a token's output to row `to` of out. total: sum over the taps. GATED: the output is
+    the sum times the output gate; else it is silu of the sum."""
     if BIAS:
         total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -132,6 +135,7 @@ def _rows(
     BIAS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
+    """Kernel of `short_conv` for decode rows, with one program per row and CHANNELS channels."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
@@ -177,21 +181,21 @@ def _chunks(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Computes the convolution of TOKENS tokens of a chunk and some channels. skipped: number of
-    decode rows before the chunks that `out` doesn't have."""
+    """Computes the convolution of TOKENS tokens of a chunk, for CHANNELS channels. rows: decode
+    rows of the step, whose tokens come first in `given`. skipped: those that `out` leaves out."""
     chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
         channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
         own = tl.arange(0, TOKENS)[:, None]
         there = (own < count) & (channel < channels)
         held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
-        # number of tokens in the chunk before this one
+        # index of the token in its chunk
         since = first + own - tl.load(start + chunk)
         position = tl.load(context + chunk) + since
         token = (rows + first + own).to(tl.int64)
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(TAPS):
-            back = TAPS - 1 - tap  # distance of the tap's token from this one
+            back = TAPS - 1 - tap  # the tap's token is so many tokens before this one
             here = there & (since >= back)
             seen = came_of(given, token - back, stride, channel, here, channels, GATED)
             if tap < TAPS - 1:
@@ -232,7 +236,7 @@ def _move_on(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Writes the last tokens of a chunk to its window, with one program per chunk and some
+    """Writes the last inputs of a chunk to its window, with one program per chunk and CHANNELS
     channels."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -241,7 +245,7 @@ def _move_on(
     held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
     end = tl.load(context + chunk) + stop - first
     for tap in tl.static_range(TAPS):
-        back = tap + 1  # index of the token, counted from the chunk's end
+        back = tap + 1  # index of the token, counted back from the chunk's end
         if back <= stop - first:
             seen = came_of(
                 given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED
@@ -254,8 +258,8 @@ def _move_on(
 def short_conv(
     given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """Returns [T, c]. given: [T, 3c]. weight: [c, taps]. window: [slots, taps, c]. The contract is
-    `ops.GatedConvolution`."""
+    """Returns the gated convolution of all tokens, [T, c]. given: [T, 3c]. weight: [c, taps].
+    window: [slots, taps, c]. The contract is `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
     out = torch.empty((given.shape[0], channels), dtype=given.dtype, device=given.device)
@@ -291,9 +295,9 @@ def convolve_chunks(
     *,
     gated: bool,
 ) -> None:
-    """Writes the chunks' outputs to out, and their last tokens to their windows. out: [T, c], or
-    without the decode rows [T - rows, c]. gated: True: given [T, 3c] has LFM2's gates; False: its
-    first c columns are the input, and silu is applied to the output."""
+    """Writes the convolution of the chunks' tokens to out, and their last inputs to their windows.
+    out: [T, c], or without the decode rows [T - rows, c]. gated: True: given [T, 3c] has LFM2's
+    gates; False: its first c columns are the input, and silu is applied to the output."""
     states, rows, prefill, channels = inputs.states, inputs.rows, inputs.prefill, weight.shape[0]
     tokens = given.shape[0] - rows
     if prefill is None or not tokens:

@@ -42,10 +42,13 @@ def _advance(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `advance`. A lane whose query has offset 0 handles that query's row; the row's
+    other queries follow it. row_ids, offset, draft, drawn, told: [count]. Other tensors: columns of
+    RowState. NONE, BAD: NO_TOKEN, BAD_LOGITS. STOPS: stop ids per row. EARLY: see pdl.py."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # one program per row: its first query has offset 0, and its other queries follow
+    # lanes of queries with offset 0, each of which handles a row
     first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
     was = tl.load(length + row, mask=first, other=0)
@@ -74,14 +77,14 @@ def _advance(
 def advance(
     row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
 ) -> Tensor:
-    """Stores a step's sampled tokens in the rows; returns the tokens for the host, [S] int32.
-    row_ids: [S], row of each of the S queries. drawn: [S] int32, token sampled for each query.
-    told: buffer for the result.
+    """Stores the tokens of a step in the rows; returns the tokens for the host, [S] int32. row_ids:
+    [S], row of each of the S queries. drawn: [S] int32, token sampled for each query. told: buffer
+    for the result.
 
     A row takes the token of its first query. It takes the token of each following query as long as
-    that query's draft equals the token before it, until the row ends. Other queries return
-    NO_TOKEN, as do rows that were done before. A row whose token is BAD_LOGITS becomes done. Only
-    the padding row may occur more than once in a step."""
+    that query's draft equals the token before it, until the row ends. The result is NO_TOKEN for
+    all other queries, and for rows that were done before. A row whose token is BAD_LOGITS becomes
+    done. Only the padding row may occur more than once in a step."""
     told = torch.empty_like(drawn) if told is None else told
     count = row_ids.shape[0]
     if count:

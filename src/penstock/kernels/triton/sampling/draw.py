@@ -1,6 +1,6 @@
-"""Samples tokens without filters. It samples a tile of 128 logits by the tiles' peaks (largest
-logit) and masses (sum of exponentials), then a logit of the tile. The contract is in
-reference/sampling/sample.py.
+"""Samples one token per row without filters. It samples first a tile of 128 logits, from the tiles'
+peaks (largest logit) and masses (sum of exponentials), then a token of that tile. Both use the
+Gumbel-max method. The contract is in reference/sampling/sample.py.
 
 Greedy rows take the largest logit, in the same launch. Knows rows of logits and random numbers; no
 filters."""
@@ -17,12 +17,14 @@ from penstock.kernels.triton.sampling.tile_sums import load_tiles, row_of, state
 
 @triton.jit
 def read_row(peaks, masses, tops, i, tiles, scale, SHARED: tl.constexpr, NT: tl.constexpr):
-    """Returns the row's tile ids [NT], their peaks, the logarithms of their masses relative to the
-    row's largest logit (top), the top, and True if all logits of the row are finite.
+    """Reads the tile sums of row i. Returns the tile ids [NT]; their peaks; the logarithms of their
+    masses relative to the row's largest logit (top); the top; and True if all logits of the row are
+    finite.
 
-    scale: 1 / temperature. A tile's mass is relative to its own peak, so that its logarithm is
-    finite even far below the top. SHARED: the tiles are a rank's part of a vocabulary; tops [n] has
-    the top of the whole vocabulary, or NaN if a logit of any rank is not finite."""
+    scale: 1 / temperature. NT: number of tiles, rounded up to a power of two. `tile_sums` stores a
+    tile's mass relative to the tile's own peak, so that its logarithm is finite even far below the
+    top. SHARED: the tiles are a rank's part of a vocabulary; tops [n] has the top of the whole
+    vocabulary, or NaN if a logit of any rank is not finite."""
     tile = tl.arange(0, NT)
     at = i.to(tl.int64) * tiles + tile
     peak = tl.load(peaks + at, mask=tile < tiles, other=float("-inf"))
@@ -58,8 +60,9 @@ def draw_once(
     HAS_ADJUSTED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Samples once. Returns the token int32, its logit, and the score of its tile. first, second:
-    from noise.row_keys. before: number of the vocabulary's tiles before this rank's part."""
+    """Samples one token of a row. Returns the token int32, its logit, and the score of its tile.
+    log_mass: logarithm of each tile's mass. first, second: from noise.row_keys. line: offset of the
+    row's logits. before: number of the vocabulary's tiles before this rank's part."""
     score = log_mass + gumbel(first, second, position, attempt, TILES, before + tile)
     best = tl.max(score, axis=0)
     won = tl.argmax(score, axis=0)
@@ -107,9 +110,10 @@ def draw_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i samples the token of row i, attempt 0. Rows that are done get NONE. SHARED: the
-    logits are a rank's part of a vocabulary, after `before` tiles. Then scores[i] gets the score of
-    the sampled tile; the rank with the largest score has the row's token."""
+    """Program i samples the token of row i (attempt 0; the filters may sample again). Rows that are
+    done get NONE. SHARED: the logits are a rank's part of a vocabulary, after `before` tiles. Then
+    scores[i] gets the score of the sampled tile; the rank with the largest score has the row's
+    token. peaks, masses: from `tile_sums`."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

@@ -1,7 +1,14 @@
-"""Finds the bounds of sampling filters without sorting. They are the k-th largest logit of top_k,
-and the last token of the smallest set whose probability reaches top_p. Tokens with equal logits are
-ordered by id. A bound is (value, id): a token is inside if its logit is larger than value, or equal
-and its id not larger than id."""
+"""Finds the bounds of the sampling filters top_k and top_p without sorting. Tokens are ordered by
+logit, the largest first, and equal logits by id. A filter keeps the tokens up to some token; the
+bound is that token's (logit, id). A token is inside a bound (value, bound) if its logit is larger
+than `value`, or equal and its id is not larger than `bound`. top_k's bound is the k-th token;
+top_p's is the last token of the smallest set whose probability reaches top_p.
+
+Common arguments: logits, adjusted, use_adjusted: see `tile_sums.load_tiles`. line: offset of the
+row's logits. listed: ids of tiles to read, `count` of them. tile, peak: id and largest logit of
+each tile. tiles: number of tiles of a row. top: the row's largest logit. scale2: log2(e) /
+temperature. A token's e is exp((its logit - top) / temperature), and mass is the sum of e over
+tokens."""
 
 from __future__ import annotations
 
@@ -11,20 +18,21 @@ import triton.language as tl
 from penstock.kernels.triton.sampling.tile_sums import load_tiles
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
-_ALL_IDS = tl.constexpr(2147483647)  # an id so large that the bound's id excludes no token
+# an id above all ids: a bound with it excludes no token with the bound's logit
+_ALL_IDS = tl.constexpr(2147483647)
 
 
 @triton.jit
 def _key(value):
-    """Returns an int64 key whose order is that of the float32 value."""
+    """Maps float32 values to int64 keys that are ordered as the values are."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
 
 
 @triton.jit
 def _value(key, shift):
-    """Returns the float32 that belongs to a key without its last `shift` bits (16 for logits that
-    are bfloat16, whose last 16 bits are 0)."""
+    """Returns the float32 whose key, without its last `shift` bits, is `key`. shift: 16 for logits
+    that are bfloat16, whose last 16 bits are 0."""
     low = tl.where(key < 0, (1 << shift) - 1, 0).to(tl.int64)
     bits = ((key << shift) | low).to(tl.int32)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
@@ -32,8 +40,8 @@ def _value(key, shift):
 
 @triton.jit
 def _list(listed, tile, tiles, flags):
-    """Writes the ids of the flagged tiles, of those below `tiles`, into `listed` in order; returns
-    their number."""
+    """Writes the ids of the tiles whose flag is set into `listed`, in order; returns their number.
+    tile: ids, of which those from `tiles` on are padding."""
     flags = (flags & (tile < tiles)).to(tl.int32)
     place = tl.cumsum(flags, axis=0) - 1
     tl.debug_barrier()  # other threads may still read the previous list
@@ -56,8 +64,8 @@ def _some(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns token ids and logits [SOME, TILE] of SOME listed tiles, from listed[first] on; -inf
-    from listed[count] on."""
+    """Loads SOME tiles, listed[first] and the following. Returns token ids and logits [SOME, TILE];
+    logits are -inf for tiles from listed[count] on."""
     place = first + tl.arange(0, SOME)
     tile = tl.load(listed + place, mask=place < count, other=0)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -67,6 +75,8 @@ def _some(
 
 @triton.jit
 def _inside(logit, token, value, bound):
+    """Returns a mask of the tokens that are inside the bound (value, bound). logit, token: logits
+    and ids."""
     return (logit > value) | ((logit == value) & (token <= bound))
 
 
@@ -88,8 +98,8 @@ def _masses(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the mass (sum of e) of the tokens in the listed tiles that are inside the bound
-    (value, bound) and have an e of at least `floor`. e = exp((logit - top) / temperature)."""
+    """Returns the mass of the tokens in the listed tiles that are inside the bound (value, bound)
+    and whose e is at least `floor`."""
     total = tl.zeros((SOME, TILE), tl.float32)
     for first in range(0, count, SOME):
         token, logit = _some(
@@ -127,7 +137,7 @@ def _from(
     TILE: tl.constexpr,
 ):
     """Returns three sums over the listed tiles: the number of tokens with logit >= value, the
-    number with logit > value, and the mass (sum of e) of the latter."""
+    number with logit > value, and the mass of the latter."""
     upto = tl.zeros((SOME, TILE), tl.int32)
     more = tl.zeros((SOME, TILE), tl.int32)
     total = tl.zeros((SOME, TILE), tl.float32)
@@ -170,8 +180,8 @@ def _nth_equal(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the id of the nth token (from 1) with logit `value` in the listed tiles; _ALL_IDS if
-    there are fewer."""
+    """Returns the id of the nth token (from 1) whose logit equals `value`, in the listed tiles;
+    _ALL_IDS if there are fewer."""
     seen = tl.full((), 0, tl.int32)
     found = tl.full((), _ALL_IDS, tl.int32)
     for first in range(0, count, SOME):
@@ -200,8 +210,8 @@ def _nth_equal(
 
 @triton.jit
 def _kth_peak(peak, k, low, high):
-    """Returns the largest key from low to high that is at most the key of at least k of the tiles'
-    peaks; low if there is none."""
+    """Returns the key of the k-th largest tile peak, by binary search between the keys low and
+    high; low if there are fewer than k tiles with a larger key."""
     keys = _key(peak)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -230,8 +240,8 @@ def _top_k_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns top_k's bound: logit and id of the k-th token in the order of logits. The k largest
-    logits are in the tiles whose peaks are at least the k-th largest peak."""
+    """Returns top_k's bound: logit and id of the k-th token. The k largest logits are in the tiles
+    whose peaks are at least the k-th largest peak, so only these are read. shift: see `_value`."""
     high = _key(top) >> shift
     low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
     low = low >> shift
@@ -310,8 +320,9 @@ def _top_p_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns top_p's bound: logit and id of the last token for which the mass of all tokens above
-    it is below `allowed`. lowest: a logit below which it can't be."""
+    """Returns top_p's bound: logit and id of the last token for which the mass of all tokens before
+    it in the order is below `allowed`. lowest: a logit that the bound's logit is not below. shift:
+    see `_value`."""
     low, high = _key(lowest) >> shift, _key(top) >> shift
     count = _list(listed, tile, tiles, peak >= lowest)
     while low < high:
@@ -349,7 +360,7 @@ def _top_p_bound(
         SOME,
         TILE,
     )
-    # Of tokens with equal logits, the one after j others is kept if above + j * e < allowed.
+    # a token that follows j others of equal logit is kept if above + j * e < allowed
     stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
     bound = tl.full((), _ALL_IDS, tl.int32)
     if stay < upto - more:

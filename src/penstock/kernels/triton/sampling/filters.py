@@ -1,13 +1,13 @@
-"""The filters min_p, top_k and top_p. A row whose sampled token is filtered out is sampled again,
-up to 8 times; after that, the last kept token (the cut) is searched, and the row is sampled from
-the kept tokens.
+"""The sampling filters min_p, top_k and top_p. A row whose sampled token is filtered out is sampled
+again, up to 8 times. After that, the last token that the filters keep (the cut) is searched, and
+the row is sampled from the kept tokens.
 
 The decisions are those of reference/sampling/filters.py, but nothing is sorted. There is one
-program per row; it returns at once if the row has no filter. A decision needs the mass of tokens
-above a token, or the number of tokens above a value. Both take a pass over the tiles whose largest
-logit is high enough, whose ids are listed first. So a row with few likely tokens takes a few tiles,
-and a row with many likely tokens is read whole. A bound is (value, id): a token is inside if its
-logit is larger, or equal and its id not larger."""
+program per row; it returns at once if the row has no filter. To decide about a token, it needs the
+mass of the tokens above it, or the number of tokens with larger logits. Both are computed from the
+tiles whose largest logit is high enough; the ids of these tiles are listed first. So for a row with
+few likely tokens few tiles are read, and for a row with many likely tokens all. `filter_bounds.py`
+defines masses and bounds."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def _draw_inside(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Samples from the row's kept tokens: those inside both bounds, (value, bound) and (k_value,
-    k_bound), with an e of at least `floor`. All other tokens count as -inf."""
+    """Samples from the tokens of a row that the filters keep: those inside both bounds, (value,
+    bound) of top_p and (k_value, k_bound) of top_k, whose e is at least `floor` (min_p). All other
+    tokens count as -inf. listed: ids of the tiles that may have such tokens. inner: scratch for
+    these tiles' masses."""
     count = _list(listed, tile, tiles, peak >= tl.maximum(value, k_value))
     tl.store(inner + tile, tl.zeros((NT,), tl.float32), mask=tile < tiles)
     tl.debug_barrier()
@@ -136,7 +138,8 @@ def filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i samples row i again if tokens[i], its token of attempt 0, is filtered out."""
+    """Program i handles row i. If tokens[i], which `draw` sampled, is filtered out, it samples the
+    row again and replaces it."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -216,8 +219,8 @@ def filter_kernel(
                 allowed = left * p
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
             place = tl.load(position + i).to(tl.int32) + ADDED
-            # A token that top_p rejects is below the cut, so all tokens below it are rejected
-            # too, and the search for the cut begins above it.
+            # If top_p rejects a token, the token is below the cut. Then all tokens below it are
+            # rejected too, and the search for the cut begins above it.
             no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
             value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)
             attempt, stays = 0, 0

@@ -1,7 +1,6 @@
-"""Log-probabilities of given and most likely tokens, from raw logits. One launch reads each row
-that needs them once. The contract is in reference/sampling/logprobs.py.
-
-Penalties and filters change only the sampler's copy of the logits. Knows logits and ids."""
+"""Log-probabilities of given tokens and of the most likely ones, from raw logits: penalties and
+filters change only the sampler's copy of the logits. One launch reads the rows that need them, each
+once. The contract is in reference/sampling/logprobs.py. Knows logits and ids."""
 
 from __future__ import annotations
 
@@ -44,7 +43,9 @@ def _logprobs(
     EARLY: tl.constexpr,
 ):
     """Program i computes row i. asked: [rows], number of most likely tokens that a row needs; -1:
-    the row needs nothing. BY_ROW: False: there are no row ids, and all rows need `most`."""
+    the row needs no log-probabilities. BY_ROW: False: there are no row ids, and all rows need
+    `most` tokens. peaks: scratch [n, tiles]. chosen, rank, ids, top: outputs, see `token_logprobs`.
+    """
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -98,9 +99,9 @@ def _logprobs(
 def _most_likely(
     line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.constexpr, NT: tl.constexpr
 ):
-    """Writes ids and log-probabilities of the k most likely tokens. Each is found as the first
-    largest remaining logit of the tile with the largest remaining peak. log_sum: logarithm of the
-    softmax's denominator."""
+    """Writes ids and log-probabilities of a row's k most likely tokens. Each is found as the first
+    largest remaining logit in the tile with the largest remaining peak (largest logit of a tile).
+    log_sum: logarithm of the softmax's denominator."""
     tl.debug_barrier()
     tile = tl.arange(0, NT)
     rest = tl.load(peaks + tile, mask=tile < tiles, other=float("-inf"))
@@ -126,9 +127,10 @@ class HasInners(Protocol):
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]. logits: [m,
-    vocabulary]. tokens: [m]. See reference/sampling/logprobs.py, with which it agrees for finite
-    logits. A negative token counts as token 0."""
+    """Returns the log-probability of each row's token, [m] float32; its rank [m] int32; and ids [m,
+    k] int32 and log-probabilities [m, k] of the k most likely tokens. logits: [m, vocabulary].
+    tokens: [m]; a negative token counts as token 0. Agrees with reference/sampling/logprobs.py for
+    finite logits."""
     m = logits.shape[0]
     out = _results(m, k, logits.device)
     if m:
@@ -148,10 +150,13 @@ def logprobs_rows(
     scratch: HasInners,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Writes log-probabilities to out: chosen [n], rank [n], ids [n, most], top [n, most], for rows
-    with rows.logprobs >= 0 that aren't done; the others are unchanged. logits: raw, [n,
-    vocabulary], of rows row_ids [n]. tokens: [n]. A row gets its min(rows.logprobs, most) most
-    likely tokens. scratch: the scratch memory of sampling, which is not needed any more."""
+    """Writes log-probabilities to out: of each row's token [n], the token's rank [n], and ids and
+    log-probabilities of the most likely tokens [n, most]. It does so for rows with rows.logprobs >=
+    0 that aren't done; the outputs of other rows are unchanged.
+
+    logits: raw, [n, vocabulary], of rows row_ids [n]. tokens: [n]. A row gets its
+    min(rows.logprobs, most) most likely tokens. scratch: the scratch memory of sampling, which is
+    not needed any more."""
     if logits.shape[0]:
         _launch(logits, row_ids, rows.logprobs, rows.done, tokens, scratch.inners, most, out)
 

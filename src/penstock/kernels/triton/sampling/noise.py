@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# streams: for sampling a tile, for sampling a token in it
+# streams of random numbers: one for sampling a tile, one for sampling a token in it
 TILES, LANES = tl.constexpr(0), tl.constexpr(1)
 
 _GOLDEN = tl.constexpr(0x9E3779B9)
@@ -32,8 +32,8 @@ def _absorb(h, word):
 
 @triton.jit
 def row_keys(seed, sample):
-    """Returns the part of a row's keys that is the same in all steps, two uint32 words. seed:
-    int64. sample: int32, number of the sample in its request."""
+    """Returns two uint32 words, the part of a row's random keys that is the same in all steps.
+    seed: int64. sample: int32, number of the sample in its request."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     word = sample.to(tl.uint32)
     zero = word ^ word
@@ -44,8 +44,8 @@ def row_keys(seed, sample):
 
 @triton.jit
 def gumbel(first, second, position, attempt, stream, lane):
-    """Returns a number of the standard Gumbel distribution, float32, for each lane. first, second:
-    from row_keys. lane: a block of int32."""
+    """Returns numbers of the standard Gumbel distribution, float32, one for each element of `lane`
+    (int32). first, second: from row_keys. stream: TILES or LANES."""
     counter = (position * 32 + attempt * 2 + stream).to(tl.uint32)
     first = _absorb(first, counter)
     second = _absorb(second, counter)

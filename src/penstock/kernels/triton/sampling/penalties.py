@@ -1,17 +1,18 @@
-"""adjust: changes logits by bias, penalties, barred ids and masks. One launch writes a float32 copy
-of the logits of the rows that need a change.
+"""adjust: changes logits by biases, penalties, barred ids and grammar masks. One launch writes a
+float32 copy of the logits of the rows that need a change.
 
 There is one program per row; it returns at once if the row needs no change. It counts the row's
-stored tokens, in the memory that then gets the row's adjusted logits (docs/design/penalties.md
-tells why no counts are kept between steps):
+stored tokens in the memory that will hold the row's adjusted logits, one number per id
+(docs/design/penalties.md tells why no counts are kept between steps):
 
-  1. all numbers become zero
-  2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
-  3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more,
-  counts are less
-  4. every number becomes a logit: final ones stay, counts decide the penalty of the raw logit;
-  barred ids, and ids without a bit in the row's mask, get -inf
-  5. the last id of each bad word whose other ids are the row's latest gets -inf
+  1. All numbers become zero.
+  2. Each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is an output token.
+  3. Each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more,
+     counts are less.
+  4. Every number becomes a logit. Final logits stay. Of other ids, the count decides the penalty of
+     the raw logit. Barred ids, and ids without a bit in the row's mask, get -inf.
+  5. A bad word is a list of ids. If all but its last id are the row's latest tokens, the last id
+     gets -inf.
 
 Knows logits, per-row arrays and stored tokens. Results equal those of
 reference/sampling/penalties.py."""
@@ -40,12 +41,14 @@ from penstock.row_table import (
 from penstock.row_table import WANTS_ADJUST as ADJUSTS
 
 _BLOCK, _WARPS = 8192, 16
-_SOME = 512  # tokens, or biases, that are processed at once
-_FEW = 32  # bad words that are processed at once
+_SOME = 512  # tokens, or biases, that a program processes at once
+_FEW = 32  # bad words that a program processes at once
 
 
 @triton.jit
 def _penalized(logit, count, repetition, presence, frequency):
+    """Returns the logit with penalties applied. count: bit 0: the id occurs in the row; count >> 1:
+    its number of output tokens."""
     by = tl.where(logit > 0, tl.div_rn(logit, repetition + logit * 0), logit * repetition)
     value = tl.where((count & 1) != 0, by, logit)
     output = (count >> 1).to(tl.float32)
@@ -96,6 +99,9 @@ def _adjust(
     SOME: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Kernel of `adjust`, with one program per row. counts: `adjusted`, viewed as int32. PENALTY,
+    BIAS, BARS, MASK, WORDS: bits of `wants`. before: first id of this rank's part of the
+    vocabulary."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -223,14 +229,15 @@ def adjust(
     scratch: SampleScratch,
     part: VocabularyPart | None = None,
 ) -> None:
-    """Writes scratch.adjusted[i], the changed logits of row row_ids[i], for rows whose rows.wants
+    """Writes the changed logits of row row_ids[i] to scratch.adjusted[i], for rows whose rows.wants
     has a bit of WANTS_ADJUST. Penalties count the row's tokens up to position [n].
 
     logits: [n, vocabulary], read only. slot_token: [blocks, 16] int32, ids of the stored tokens.
-    bias_ids: [pool] int32, bias_values: [pool] float32; rows.bias_start and bias_count give a row's
-    range. After its biases come the ids of its bad words, BAD_WORD_IDS each, padded in front with
-    -1. masks: [slots, ceil(vocabulary / 32)] int32; rows.mask_slot gives a row's slot, -1: none.
-    part: this rank's range if ranks share a vocabulary; ids and masks are of the whole."""
+    bias_ids: [pool] int32, bias_values: [pool] float32: biases of all rows; rows.bias_start and
+    bias_count give a row's range. After a row's biases come the ids of its bad words, BAD_WORD_IDS
+    each, padded in front with -1. masks: [slots, ceil(vocabulary / 32)] int32, bit masks of allowed
+    ids; rows.mask_slot gives a row's slot, -1: none. part: this rank's range if ranks divide the
+    vocabulary; ids and masks are those of the whole vocabulary."""
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
     assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
     if n:

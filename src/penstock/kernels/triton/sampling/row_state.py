@@ -1,8 +1,8 @@
-"""Updates of the per-row arrays on the device. They start rows, add blocks to rows, and make the
-token arrays of a step; `advance.py` ends the step.
+"""Updates of the per-row arrays on the device (RowState): start rows, add blocks to rows, and make
+the token arrays of a step. `advance.py` ends the step.
 
-Each is one launch, and never waits for the device. A row is a sequence's place in the batch. Knows
-rows, blocks and ids; no sequences."""
+Each update is one launch; the host never waits for the device. A row is a sequence's place in the
+batch. Knows rows, blocks and ids; no sequences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
 
 @triton.jit(
     do_not_specialize=["count", "dump_block", "table_width"]
-)  # not specialized: these sizes differ between machines, and would give other kernels
+)  # not specialized: these sizes differ between machines, and kernels would be compiled for each
 def _prepare(
     row_ids,
     offset,
@@ -109,10 +109,11 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """Writes token id, position and KV slot of each of the S queries to the first S entries of
-    token_ids, positions and slots (of any integer dtype that can hold them). Also stores the token
-    ids in slot_token [blocks, 16] int32, at the same slots. row_ids: [S] int32, row of each query.
-    Slots of rows that are done are in the dump block, which is never read."""
+    """Computes token id, position and KV slot of each of the S queries. They are written to the
+    first S entries of token_ids, positions and slots (of any integer dtype that can hold them). The
+    token ids are also stored in slot_token [blocks, 16] int32, at the same slots. row_ids: [S]
+    int32, row of each query. Slots of rows that are done are in dump_block, a block that is never
+    read."""
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)

@@ -1,15 +1,15 @@
-"""sample: samples one token a row from its logits. The token is that of
-reference/sampling/sample.py, except for near-ties, and the host is not needed in between.
+"""sample: samples one token per row from its logits. The token is that of
+reference/sampling/sample.py, except for near-ties. The host takes no part in it.
 
 There are three launches, whatever rows need: `tile_sums` reads the logits once, `draw` samples a
 token of each row, and `filters` samples again for rows with min_p, top_k or top_p (other rows'
 programs return at once).
 
-  sample the contract of Ops: n rows with parameters of their own, in order sample_rows for the
-  runner: parameters are in the per-row arrays; rows that are done are skipped
+  sample        the contract of Ops: n rows whose parameters are given in the same order
+  sample_rows   for the runner: parameters are in the per-row arrays; rows that are done are skipped
 
-Knows rows of logits and per-row arrays. `penalties.adjust` applies penalties before, `logprobs`
-computes log-probabilities after this."""
+Before it, `penalties.adjust` applies penalties; after it, `logprobs` computes log-probabilities.
+Knows rows of logits and per-row arrays."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from penstock.kernels.triton.sampling.tile_sums import LOG2E, tile_sums_kernel
 from penstock.row_table import WANTS_ADJUST
 
 ATTEMPTS = 8
-# programs of `tile_sums`: rows are divided among programs until there are about so many
+# rows are divided among programs of `tile_sums` until there are about so many programs
 PROGRAMS = 132 * 64
-TILES = 16  # tiles of an iteration of `tile_sums`
-SOME = 32  # tiles of an iteration of the filters
+TILES = 16  # tiles that an iteration of `tile_sums` reads
+SOME = 32  # tiles that an iteration of the filters reads
 SUM_WARPS, DRAW_WARPS, FILTER_WARPS = 4, 4, 8
 
 
 @dataclass(slots=True)
 class SampleScratch:
     """Scratch memory for sampling n rows. Each call overwrites it, so calls on the same stream may
-    share it. tiles: tiles of 128 tokens of the vocabulary."""
+    share it. A tile is 128 tokens of the vocabulary; tiles: their number."""
 
     peaks: Tensor  # [n, tiles] float32: largest logit of each tile
     masses: Tensor  # [n, tiles] float32: sum of exponentials of each tile, relative to its peak
-    lists: Tensor  # [n, tiles] int32: tile ids that the filters list
-    inners: Tensor  # [n, tiles] float32: masses of each tile's kept tokens
+    lists: Tensor  # [n, tiles] int32: ids of the tiles that the filters read
+    inners: Tensor  # [n, tiles] float32: mass of each tile's tokens that the filters keep
     adjusted: Tensor | None = (
         None  # [n, vocabulary] float32: written by `penalties.adjust` for rows that need it
     )
@@ -54,8 +54,8 @@ class SampleScratch:
     def allocate(
         cls, n: int, vocabulary: int, device: torch.device, adjusts: bool = True
     ) -> SampleScratch:
-        """Allocates scratch memory. n: the most rows of a call. It takes about 16 KB a row, and
-        with `adjusts` 4 bytes more for each logit."""
+        """Allocates scratch memory. n: the most rows of a call. It takes about 16 KB a row. With
+        `adjusts` it has room for adjusted logits too, 4 bytes for each logit."""
         shape = (n, -(-vocabulary // TILE))
         peaks, masses, inners = (
             torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3)
@@ -103,12 +103,14 @@ def sample_rows(
     part: VocabularyPart | None = None,
 ) -> Tensor:
     """Returns tokens [n] int32: BAD_LOGITS if a row's logits are not finite, NO_TOKEN if the row is
-    done. logits: [n, vocabulary] of rows row_ids [n] int32 at position [n].
+    done. logits: [n, vocabulary] of rows row_ids [n], computed from their tokens up to `position`
+    [n].
 
-    The token's position is position + 1. adjusts: True samples rows whose rows.wants has a bit of
-    WANTS_ADJUST from scratch.adjusted, which `penalties.adjust` has filled. filters: False skips
-    the launch of the filters. Both may be False only if the host knows that no row needs them.
-    part: this rank's range if ranks divide the vocabulary; filters are then not applied here."""
+    The sampled token's position is position + 1. adjusts: True samples rows whose rows.wants has a
+    bit of WANTS_ADJUST from scratch.adjusted, which `penalties.adjust` has filled. filters: False
+    skips the launch of the filters. Both may be False only if the host knows that no row needs
+    them. part: this rank's range if ranks divide the vocabulary; filters are then not applied here.
+    """
     n, vocabulary = logits.shape
     if tokens is None:
         tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
@@ -250,7 +252,7 @@ def _launch(
 
 
 def _tops(scratch: SampleScratch, n: int) -> Tensor:
-    """Returns the largest logit of each row, [n]: NaN if a logit isn't finite, undefined for rows
-    that are done."""
+    """Returns the largest logit of each row, [n]. It is NaN if a logit isn't finite, and undefined
+    for rows that are done."""
     peaks, masses = scratch.peaks[:n], scratch.masses[:n]
     return torch.where(masses.isnan().any(1), torch.nan, peaks.amax(1))

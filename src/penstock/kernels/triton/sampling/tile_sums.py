@@ -1,5 +1,5 @@
-"""Computes each tile's largest logit (peak) and mass. A tile has 128 logits. A tile's mass is the
-sum of exp((logit - peak) / temperature).
+"""Computes the peak and the mass of each tile of each row. A tile is 128 logits, its peak the
+largest of them, its mass the sum of exp((logit - peak) / temperature).
 
 Sampling, filters and log-probabilities use these arrays [n, tiles], and read logits again only in a
 few tiles. Tiles are independent, so a row may be divided among any number of programs. Knows logits
@@ -14,7 +14,8 @@ from penstock.kernels.triton.pdl import release, wait
 
 LOG2E = 1.4426950408889634
 
-# index of a line's row in the per-row arrays: row_ids[i], or i without row ids
+# row_of: index in the per-row arrays of the i-th row of logits: row_ids[i], or i if there are no
+# row ids
 
 
 @triton.jit
@@ -29,8 +30,8 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
 def state_of(
     done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr
 ):
-    """Returns True if a token is sampled for the row, and True if it is sampled from adjusted
-    logits. row: the row's index in the per-row arrays."""
+    """Returns two bools for a row: whether a token is sampled for it, and whether it is sampled
+    from adjusted logits. row: the row's index in the per-row arrays."""
     live, use_adjusted = True, False
     if BY_ROW:
         live = tl.load(done + row) == 0
@@ -41,8 +42,8 @@ def state_of(
 
 @triton.jit
 def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED: tl.constexpr):
-    """Returns logits of a row as float32; -inf where `there` is False. token: a block of ids. line:
-    offset of the row's logits."""
+    """Loads logits of a row as float32; -inf where `there` is False. line: offset of the row's
+    logits. token: ids. They come from `adjusted` if use_adjusted, else from `logits`."""
     if HAS_ADJUSTED:
         if use_adjusted:
             value = tl.load(adjusted + line + token, mask=there, other=float("-inf"))
@@ -66,8 +67,8 @@ def _tiles(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns peaks of `TILES` tiles from `first` on, and sums of exp2((l - peak) * scale), NaN if
-    a logit isn't finite."""
+    """Writes peaks and masses of TILES tiles of a row, from tile `first` on. scale: log2(e) /
+    temperature. A mass is NaN if a logit isn't finite."""
     tile = first + tl.arange(0, TILES)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     logit = tl.load(source + line + token, mask=token < vocabulary, other=float("-inf")).to(
@@ -104,7 +105,7 @@ def tile_sums_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (i, part) computes `rounds` * TILES tiles of row i, from tile part * rounds * TILES
-    on. Rows that are done are skipped."""
+    on. Rows that are done are skipped. peaks, masses: outputs [n, tiles]."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

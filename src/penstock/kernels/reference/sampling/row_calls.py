@@ -21,6 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# oneDNN's product with a packed weight; None in a torch without oneDNN. Looked up once: the lookup
+# takes 2 us, and a step of one row has dozens of products.
+_POINTWISE = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 Multiply = Callable[[Tensor], Tensor]  # rows [T, in] -> [T, out]
 
 # numbers of rows of a fixed call; the first one with which a row's bits don't depend on other rows
@@ -99,7 +102,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_product(packed: Tensor, bias: Tensor | None = None) -> Multiply:
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return lambda x: _POINTWISE(x, packed, bias, "none", [], "")
 
 
 def _fixed(dtype: torch.dtype) -> tuple[int, ...]:

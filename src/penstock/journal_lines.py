@@ -81,8 +81,8 @@ def run_of(header: bytes) -> dict[str, Any] | None:
 
 
 def row_told(line: bytes) -> tuple[int, int, Key]:
-    """Returns a row's length in bytes, its checksum and its key. Raises ValueError or
-    RecursionError for any other line."""
+    """Parses a journal line that announces a row. Returns that row's length in bytes, its checksum
+    and its key. Raises ValueError or RecursionError for a line of another kind."""
     length, checksum, key = line[9:-1].split(b" ", 2)
     told = int(length), int(checksum, 16), json.loads(key)
     if told[0] < SHORTEST_ROW or type(told[2]) not in (str, int, list):

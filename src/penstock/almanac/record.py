@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
-# seconds: if the p99 lateness of the client's event loop is above this, the client was short (a
-# bottleneck)
+# Marks of a load client that was short of capacity, so that it may have been the bottleneck; such a
+# measurement is flagged. Seconds: p99 lateness of the client's event loop above which it was short.
 LAG = 0.005
 HEADROOM = 2.0  # a client with less headroom (its calibrated limit over the load) was short
 BUSY = 0.5  # CPU share of an uncalibrated client's busiest process above which it was short

@@ -295,9 +295,10 @@ def kept_form(
     device: torch.device,
     layout: Layout = ALONE,
 ) -> KvForm | LatentForm:
-    """Returns a layer's 8-bit storage format. scales: of all heads' keys (empty: keys stay
-    unquantized) and values; each of several ranks takes its own heads' part. Latent vectors have
-    one scale, as values; empty: the layer stays unquantized."""
+    """Returns the storage format of a layer's cache: in eight bits where it has scales. scales:
+    those of keys and those of values, one for each KV head of the model; each rank takes those of
+    its own heads. Without scales of keys only values are quantized. Latent attention has one scale,
+    given as the values'; without it the layer stays unquantized."""
     of_keys, of_values = scales
     if isinstance(plain, LatentForm):
         return replace(plain, scale=torch.tensor(of_values, device=device)) if of_values else plain

@@ -93,8 +93,9 @@ def pages_of(
 def _smallest(
     forms: Sequence[PagedForm], whole: list[bool], most: int
 ) -> list[tuple[int, PagePlace]] | None:
-    """Returns each layer's page table and place, for the smallest page with few empty places; None:
-    there is none. whole [layers]: True for full attention. most: bytes of a place."""
+    """Chooses the smallest page that leaves few slots unused; a page has a slot for each layer that
+    shares it. Returns each layer's page table and slot, or None if no size fits. whole [layers]:
+    True for full attention. most: upper limit of a slot's bytes."""
     first = _deal(forms, [n for n, sees in enumerate(whole) if sees], most, len(forms))
     # larger layers first, so that no place is left partly empty beside a smaller one
     others = sorted(

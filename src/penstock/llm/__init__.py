@@ -436,8 +436,8 @@ def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
-    # Imported before the tokenizer loads, since importing holds the interpreter's lock and loading
-    # the tokenizer doesn't.
+    # Import torch first: the import holds the GIL and so delays other threads; loading the
+    # tokenizer behind it releases the GIL and runs beside them.
     import_module("torch")
     size = read_model_config(folder).vocab_size
     return Tokenizer.load(

@@ -1,5 +1,6 @@
-"""LabelScorer: the method `LLM.score`. Also refuses, by name, the methods of vLLM that are not
-served. Knows prompts as ids, and probabilities; LLM runs the requests."""
+"""LabelScorer implements `LLM.score`: the probabilities of label tokens behind each prompt. Also
+raises the errors of vLLM's methods that are not served, by name. Works on token ids; LLM runs the
+requests."""
 
 from __future__ import annotations
 

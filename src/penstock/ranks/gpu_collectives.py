@@ -127,8 +127,8 @@ class GpuCollectives:
         return store
 
     def _share(self) -> SharedMemory:
-        """Sets up shared memory; raises the reason if it fails. Uses a store of its own, since a
-        hanging thread may hold its store's lock."""
+        """Sets up shared memory; raises the error that prevented it. Opens a separate store: a
+        thread of an earlier setup that timed out may hold the lock of the store it used."""
         return SharedMemory(self._store("sharing"), self._rank, self._size, self._device)
 
     def _open_nccl(self, store: Any) -> None:

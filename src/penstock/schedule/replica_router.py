@@ -96,8 +96,8 @@ class Router:
         self._loads[replica].up = False
 
     def said(self, replica: int, stats: Mapping[str, float], heard: int) -> None:
-        """Stores an engine's stats. heard: number of this router's requests that these stats
-        include, counted by request number from 0."""
+        """Stores an engine's stats. heard: they account for this router's requests 0 to heard - 1;
+        later ones are still on their way to the engine."""
         self._means.clear()
         load = self._loads[replica]
         load.tokens, load.prompt_tokens = stats["tokens_left"], stats["prompt_tokens_left"]

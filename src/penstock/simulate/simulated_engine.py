@@ -87,7 +87,8 @@ def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) 
 
 
 def _way_to_more(path: Path) -> str:
-    """Returns a hint for the user: how to measure a table of larger steps."""
+    """Returns the hint for a simulated step that is larger than those of the measured table of step
+    costs: the command that measures larger ones. path: an artifact or a table's file."""
     if path.is_dir():
         return f"time more (penstock build --retune {path} --tune-minutes N, with more minutes)"
     return "measure a table with more (penstock simulate --measure)"

@@ -170,8 +170,9 @@ def _launch(
     step: int,
     **more: object,
 ) -> None:
-    """Launches a kernel over x. units: its argument for the size of x. cut: (words of a block,
-    warps). most: the most programs. step: words that a program processes at once."""
+    """Launches a kernel over x, counted in int32 words. units: the kernel's argument for the size
+    of x: words, or groups of 16. cut: BLOCK in words, and warps. most: largest grid. step: words
+    that a program processes in a loop turn: a BLOCK, or one for each rank."""
     assert most <= MOST_PROGRAMS
     early, (block, warps) = has_pdl(x.device), cut
     kernel[(min(most, cdiv(x.shape[0], step)),)](  # type: ignore[index]

@@ -215,8 +215,10 @@ def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
         len(samples) == 23 and set(samples.outcome) == {"ok"} and (samples.intended[:5] == 0).all()
     )
     assert set(samples.intended[5:]) <= set(samples.end)
-    steps = sorted([(at, 1) for at in samples.actual] + [(at, -1) for at in samples.end])
-    assert max(np.cumsum([step for _, step in steps])) == 5
+    # By the intended times five run at once. A busy machine may send one after another has ended.
+    for begins, most in ((samples.intended, [5]), (samples.actual, [1, 2, 3, 4, 5])):
+        steps = sorted([(at, 1) for at in begins] + [(at, -1) for at in samples.end])
+        assert max(np.cumsum([step for _, step in steps])) in most
 
 
 def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_line() -> None:

@@ -29,7 +29,6 @@ from penstock.request import SamplingParams
 from penstock.server.openai.batch_line import BadRows, BatchLine, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm, StopWhenForm, convert, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
-from penstock.server.openai.translate import SamplingFacts
 from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.chat import OPTIONS, check_messages, check_options
 
@@ -227,7 +226,7 @@ def _present(value: Any) -> Any:
 
 
 def parse_row(
-    line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()
+    line: bytes, number: int, seed: int, facts: ModelDefaults = NO_MODEL, keep: tuple[str, ...] = ()
 ) -> Row:
     """Parses a row. Raises UsageError; its message begins with the row's number."""
     try:
@@ -323,12 +322,12 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     return Row(own.id, own.prompt, messages, params, chat=chat)
 
 
-def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
+def _batch_row(data: bytes, seed: int, facts: ModelDefaults) -> Row:
     line = parse_line(data)
     check_id(line.custom_id)
-    form, params = read_request(line, facts, _check_served)
-    if params.seed is None:
-        params = replace(params, seed=_seed(seed, line.custom_id))
+    # The row's own seed is the default of one that is not given: parameters are made once.
+    usual = {"seed": _seed(seed, line.custom_id), **facts.sampling_defaults}
+    form, params = read_request(line, replace(facts, sampling_defaults=usual), _check_served)
     if isinstance(form, CompletionForm):
         prompt = msgspec.convert(form.prompt, str | TokenIds)
         return Row(line.custom_id, prompt, None, params, form.model)

@@ -81,8 +81,6 @@ class OutputProcessor:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
         self.scores = LogprobStore(len(slot_token))
         self._eos = sorted({t for t in limits.eos_token_ids if 0 <= t < limits.vocab_size})
-        self._is_eos: Bool = np.zeros(limits.vocab_size, np.bool_)
-        self._is_eos[self._eos] = True
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Reads one step. `plan.rows` still name the samples of the launch: no row is reused before
@@ -166,9 +164,9 @@ class OutputProcessor:
 
     def _eos_among(self, tokens: Int32) -> Int64:
         """Returns the indices of tokens that end a sequence. If there are few end ids, the tokens
-        are compared with each of them, which is three times as fast as a look-up per token."""
+        are compared with each of them, which is three times as fast as looking each token up."""
         if len(self._eos) > FEW_EOS:
-            return np.flatnonzero(self._is_eos.take(tokens))
+            return np.flatnonzero(np.isin(tokens, self._eos))
         hits = np.zeros(tokens.size, np.bool_)
         for token in self._eos:
             hits |= tokens == token

@@ -117,5 +117,4 @@ def _packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     if weight.dtype == torch.float16:
         x, bias = x.float(), None if bias is None else bias.float()
     calls = packed_calls(x.dtype, torch.get_num_threads())
-    out = multiplied(x, calls, packed_product(weight.packed, bias))
-    return out if out.dtype == weight.dtype else out.to(weight.dtype)
+    return multiplied(x, calls, packed_product(weight.packed, bias)).to(weight.dtype)

@@ -54,10 +54,8 @@ def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
     the last is padded."""
     count, rows = x.shape[0], calls.rows
     if rows is None:
-        short = -count % ROW_MULTIPLE if x.dtype == torch.float32 else 0
-        return (
-            multiply(torch.constant_pad_nd(x, (0, 0, 0, short)))[:count] if short else multiply(x)
-        )
+        whole = _padded(x, ROW_MULTIPLE) if x.dtype == torch.float32 else x
+        return multiply(x) if whole is x else multiply(whole)[:count]
     if count <= rows:
         return multiply(_padded(x, rows))[:count]
     return torch.cat([multiply(some) for some in _padded(x, rows).split(rows)])[:count]

@@ -313,11 +313,14 @@ class FakeService:
         again: bool = False,
     ) -> list[str]:
         """Streams of these lengths at once, and something beside them: what is wrong. again: until
-        that is over."""
+        that is over. Each stream has a connection of its own: when the replicas change, HAProxy
+        restarts and closes idle connections, which may meet the next request on one of them (RFC
+        9112, 9.5; OpenAI's client sends such a request again)."""
 
         async def all_of_them() -> list[str | None]:
             async with httpx.AsyncClient(
-                timeout=600, limits=httpx.Limits(max_connections=None)
+                timeout=600,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             ) as client:
                 other = asyncio.create_task(asyncio.to_thread(beside))
 

@@ -27,7 +27,7 @@ QUICK = [
     "--window",
     "0.5",
     "--longest",
-    "5",
+    "600",
     "--drain",
     "0.1",
     "--at-once",

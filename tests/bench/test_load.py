@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from growing_patience import patiently
 from hostile_server import SENDS, HostileServer
 from timed_server import Draw, TimedPlan, timed_server
 
@@ -30,7 +31,6 @@ from penstock.errors import EngineError, UsageError
 
 EXPECTED = {
     "status": ["503", "500 without a length", "an error in the stream"],
-    "stalled": ["nothing", "nothing after two events"],
     "cut": [
         "closed at once",
         "closed after two events",
@@ -82,9 +82,9 @@ def load_of(asks: list[PlannedRequest], **changed: object) -> Load:
         **{
             "asks": asks,
             "closed": None,
-            "stop_after": 60.0,
-            "stall": 1.5,
-            "window": (0.0, 60.0),
+            "stop_after": 600.0,
+            "stall": 600.0,
+            "window": (0.0, 600.0),
             **changed,
         }
     )
@@ -108,7 +108,7 @@ def test_every_fault_of_a_server_is_told_by_its_word() -> None:
         GOOD, "ok"
     )
     assert found == expected
-    assert set(seen.troubles) == set(EXPECTED) and "no byte for 1.5 s" in seen.troubles["stalled"]
+    assert set(seen.troubles) == set(EXPECTED)
     good = samples.of(samples.outcome == "ok")
     assert good.events.tolist() == [3] * len(GOOD) and all(len(gaps) == 2 for gaps in good.gaps)
     assert (
@@ -121,12 +121,20 @@ def test_every_fault_of_a_server_is_told_by_its_word() -> None:
         and (good.intended <= good.actual).all()
         and (good.actual < good.first).all()
     )
-    lost = samples.of(np.array([name == "nothing after two events" for name in names]))
-    assert (
-        lost.events.tolist() == [2]
-        and lost.end[0] - lost.first[0] > 1.5
-        and lost.prompt_tokens.tolist() == [-1]
-    )
+
+
+def test_a_silent_server_is_told_with_what_came_before() -> None:
+    def trial(stall: float) -> Samples:
+        asks = asks_for(["nothing", "nothing after two events"])
+        with HostileServer() as server:
+            samples, seen = sent(target_of(server.url), load_of(asks, stall=stall))
+        assert samples.outcome.tolist() == ["stalled"] * 2
+        assert f"no byte for {stall:g} s" in seen.troubles["stalled"]
+        assert samples.events.tolist() == [0, 2] and samples.prompt_tokens[1] == -1
+        assert samples.end[1] - samples.first[1] > stall
+        return samples
+
+    patiently(trial)
 
 
 def test_a_server_that_cannot_be_reached_refuses_every_ask() -> None:
@@ -192,16 +200,15 @@ def body(tokens: int) -> bytes:
 
 
 def test_an_open_loop_waits_for_no_answer() -> None:
-    """All are sent before the first has ended, in order of the plan."""
-    asks = [PlannedRequest(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
-    with timed_server(TimedPlan(first=Draw("fixed", 0.3))) as server:
-        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks), 2)
+    """All are sent before the first is answered, in order of the plan: the server answers none
+    before it has all."""
+    asks = [ask for at in (5, 3, 1, 4, 2, 0) for ask in asks_for(["good"], 0.01 * at)]
+    with HostileServer(crowd=6) as server:
+        samples, _ = sent(target_of(server.url), load_of(asks), 2)
     assert samples.outcome.tolist() == ["ok"] * 6
     assert np.allclose(samples.intended, np.arange(6) * 0.01, atol=1e-9)
-    assert (
-        samples.actual.max() < samples.end.min()
-        and (samples.first - samples.intended >= 0.299).all()
-    )
+    assert samples.actual.max() <= samples.first.min()
+    assert (samples.actual >= samples.intended).all()
     assert (samples.start == 2).all() and set(samples.point) == {"p"}
 
 
@@ -222,11 +229,15 @@ def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
 
 
 def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_line() -> None:
-    asks = [PlannedRequest(at, body(500), 4, 500) for at in (0.0, 0.1, 30.0)]
-    with timed_server(TimedPlan(gap=Draw("fixed", 0.01))) as server:
-        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, stop_after=0.6))
-    assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
-    assert (samples.output_tokens == -1).all()
+    def trial(stop_after: float) -> None:
+        asks = [PlannedRequest(at, body(10**6), 4, 10**6) for at in (0.0, 0.1, 1e6)]
+        with timed_server(TimedPlan(gap=Draw("fixed", 0.01))) as server:
+            target = target_of(f"127.0.0.1:{server.port}")
+            samples, _ = sent(target, load_of(asks, stop_after=stop_after))
+        assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
+        assert (samples.output_tokens == -1).all()
+
+    patiently(trial)
 
 
 # --- what the client says of itself

@@ -15,8 +15,9 @@ from pathlib import Path
 import bench_runs
 import numpy as np
 import pytest
-from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
+from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, held_run, measured, run_of
 from made_samples import samples_of
+from service import until
 
 from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
@@ -221,29 +222,36 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import numpy as np
-from bench_runs import QUICK, run_of
+from bench_runs import held_run
+from penstock.bench.run_folder import RunFolder
 from penstock.bench.runs import run_all
 from penstock.cli.exit_codes import stopped_by_sigterm
-stopped_by_sigterm(lambda: run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts")))
+out, points, add = Path(sys.argv[2]), int(sys.argv[3]), RunFolder.add
+def adds(folder, *point):
+    add(folder, *point)
+    if len(folder.state.points) == points:
+        (out / "hold").touch()
+RunFolder.add = adds
+stopped_by_sigterm(lambda: run_all(held_run(out)))
 """
 
 
 def stopped(out: Path, number: signal.Signals, points: int) -> subprocess.CompletedProcess[str]:
-    """A run in a process of its own that gets a signal once so many points are done."""
-    command = [sys.executable, "-c", SCRIPT, str(Path(bench_runs.__file__).parent), str(out)]
+    """A run in a process of its own that gets a signal once so many points are done; its server
+    answers nothing from then on."""
+    command = [sys.executable, "-c", SCRIPT, str(Path(bench_runs.__file__).parent)]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*command, str(out), str(points)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
-    until = time.monotonic() + 600
-    while len(list(out.glob("8x4/points/*.parquet"))) < points and process.poll() is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    time.sleep(0.1)
+    until(lambda: (out / "hold").exists() or process.poll() is not None)
+    time.sleep(0.1)  # the next point has begun, on a quick machine
     process.send_signal(number)
-    return subprocess.CompletedProcess(
-        command, process.wait(600), "", process.stderr.read() if process.stderr else ""
-    )
+    told = process.wait(600), process.stderr.read() if process.stderr else ""
+    (out / "hold").unlink()
+    return subprocess.CompletedProcess(command, told[0], "", told[1])
 
 
 def test_a_stopped_run_and_a_killed_one_end_their_servers_and_go_on(tmp_path: Path) -> None:
@@ -253,13 +261,11 @@ def test_a_stopped_run_and_a_killed_one_end_their_servers_and_go_on(tmp_path: Pa
         os.kill(int((tmp_path / "starts").read_text()), 0)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
     stopped(tmp_path, signal.SIGKILL, 2)
-    server, until = int((tmp_path / "starts").read_text().split()[-1]), time.monotonic() + 600
-    while Path(f"/proc/{server}").exists():
-        assert time.monotonic() < until, "the server has outlived its run"
-        time.sleep(0.05)
+    server = int((tmp_path / "starts").read_text().split()[-1])
+    until(lambda: not Path(f"/proc/{server}").exists())  # it does not outlive its run
     # samples that run.json doesn't name are none
     (tmp_path / "8x4" / "points" / "open-9.0.parquet").write_text("{")
-    folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
+    folder = measured(held_run(tmp_path))
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
     assert before and before.items() <= after.items() and len(after) > len(before)
     assert (

@@ -4,7 +4,6 @@ told, not hidden."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,9 @@ import products
 import pytest
 import streams
 import torch
+from at_length import at_length
 
 pytestmark = pytest.mark.torch
-at_length = pytest.mark.skipif(
-    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
-)
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

@@ -4,7 +4,6 @@ from end to end."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import shapes
 from alike_sizes import alike_sizes
+from at_length import at_length
 from random_model import SHAPES, load_format, tensors, write_model
 from step_limit import Machine
 from step_parts import COLUMN, ELEMENTWISE, FAMILIES, part_of_kernel
@@ -26,9 +26,6 @@ from penstock.request import SamplingParams
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
-at_length = pytest.mark.skipif(
-    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
-)
 
 TINY = SHAPES["tiny"]
 KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 32, "kv_cache_tokens": 8192}

@@ -22,7 +22,7 @@ from fake_runner import expected
 ROUTE = "/v1/completions"
 OVER = ("completed", "failed", "cancelled", "expired")
 EVERY = 0.1  # seconds between two looks at a batch
-PATIENCE = 300.0  # seconds that a batch may take
+PATIENCE = 600.0  # seconds that a batch may take
 
 
 class BatchError(Exception):
@@ -173,7 +173,7 @@ def run(url: str, path: Path, asked: Asked, words: Sequence[int]) -> Done:
     left but its row."""
     done = Done()
     try:
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=600) as http:
             _run(http, path, asked, words, done)
     except (
         BatchError,

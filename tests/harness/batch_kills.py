@@ -9,6 +9,7 @@ nobody chose. It knows the server's batch files; no HTTP. `python tests/harness/
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +176,19 @@ async def _sit(
         await manager.end()
 
 
+def _die_behind(lines: int, seconds: float) -> None:
+    """Has this process killed so many seconds after that many lines have been submitted."""
+    submit, left = _Engine.submit, itertools.count(lines - 1, -1)
+
+    def submits(engine: _Engine, *asked: Any, **how: Any) -> _Stream:
+        if next(left) == 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(seconds, os.kill, os.getpid(), signal.SIGKILL)
+        return submit(engine, *asked, **how)
+
+    _Engine.submit = submits  # type: ignore[method-assign]
+
+
 def _nothing() -> None:
     """What most sittings do at those moments."""
 
@@ -242,16 +257,22 @@ class Report:
 def kill_and_resume(
     folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5
 ) -> Report:
-    """Kills a batch again and again, then lets it end, and reads what it left."""
+    """Kills a batch again and again, then lets it end, and reads what it left. The first half of
+    the kills come while its lines run, however slow the machine is; the others at any time."""
     draw, log = random.Random(seed), folder / "submitted"
     rate = 2.4 * lines / (kills * longest)  # so that it comes to its end at about the last kill
     batch_id = make_batch(folder / "state", lines)
     report = Report(lines=lines)
     log.touch()
     done: set[int] = set()
-    for _ in range(kills):
+    for at in range(kills):
         before = len(log.read_bytes().split())
-        sitting(folder / "state", batch_id, log, rate, draw.uniform(0.005, longest))
+        if at < kills // 2:
+            count = draw.randrange(1, 2 + lines // (2 * kills))
+            dies = partial(_die_behind, count, draw.uniform(0.0, 0.02))
+            sitting(folder / "state", batch_id, log, rate, first=dies)
+        else:
+            sitting(folder / "state", batch_id, log, rate, draw.uniform(0.005, longest))
         report.kills += 1
         report.again += sum(int(one) in done for one in log.read_bytes().split()[before:])
         done = _on_disk(folder / "state", batch_id, report)

@@ -16,7 +16,7 @@ from typing import Any
 from bare_http import CLOSE, request
 from fake_runner import Orders, expected
 from in_loop import Events, close, post, serving_here
-from service import make_folder
+from service import HANG, make_folder
 
 # what prompts begin with: shared blocks
 HEADERS = [[3 + 5 * k + i % 90 for i in range(64)] for k in range(4)]
@@ -83,7 +83,7 @@ async def _run(
                 )
 
         await asyncio.gather(*(one(number) for number in range(streams)))
-        tally.left = await here.rest(2.0)
+        tally.left = await here.rest(HANG)
         tally.preempted = here.client.stats()["preemptions"]
     return tally
 

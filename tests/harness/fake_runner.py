@@ -70,7 +70,7 @@ class Orders(msgspec.Struct, kw_only=True):
 
     exit, kill, raise, raise_late, memory: the process or the step ends; hang, hang_with_lock: a
     step that never comes, in Python or in a library that holds the interpreter's lock; nan: logits
-    of every row of the step are not finite. long: a step of LONG_SECONDS that is seen to go on.
+    of every row of the step are not finite. long: a step of `long_seconds` that is seen to go on.
     `held`: no step comes until it is taken back.
     """
 
@@ -78,10 +78,11 @@ class Orders(msgspec.Struct, kw_only=True):
     token_seconds: float = 0.0
     held: bool = False
     fault: str = ""
+    long_seconds: float = 4.0
     serial: int = 0
 
 
-LONG, LONG_SECONDS = 40, 4.0  # looks at a long step, and what it takes
+LONG = 40  # looks at a long step
 
 
 def write_orders(folder: Path, orders: Orders) -> None:
@@ -153,7 +154,7 @@ class FakeFlight:
             ctypes.PyDLL(None).pause()  # a library that waits and keeps the interpreter's lock
         if self._fault == "long":
             for _ in range(LONG):
-                time.sleep(LONG_SECONDS / LONG)
+                time.sleep(self._runner.orders().long_seconds / LONG)
                 self._runner.goes_on()
         if self._fault == "raise_late":
             raise RuntimeError("told to fail while it was read")

@@ -17,7 +17,7 @@ from typing import Any
 from bare_http import CLOSE, request
 from fake_runner import Orders, expected
 from in_loop import close
-from service import Serving, make_folder, memory
+from service import HANG, Serving, make_folder, memory, wait_until
 
 
 @dataclass
@@ -93,8 +93,7 @@ def all_at_once(folder: Path, count: int, queue: int, *, held: bool) -> Flood:
             return [task.result() for task in tasks]
 
         flood.statuses = dict(sorted(Counter(asyncio.run(main())).items()))
-        time.sleep(0.5)
-        flood.at_rest = serving.at_rest()
+        flood.at_rest = wait_until(serving.at_rest, HANG) is not None
     return flood
 
 
@@ -137,8 +136,7 @@ def overload(folder: Path, seconds: float, times: float = 10.0) -> Overload:
         made.wrong = made.no_retry_after = 0
         asyncio.run(_open(port, words, made, made.peak * times, seconds))
         made.grown = memory(serving.process.pid) - before
-        time.sleep(3.5)
-        made.at_rest = serving.at_rest()
+        made.at_rest = wait_until(serving.at_rest, HANG) is not None
     return made
 
 

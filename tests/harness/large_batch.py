@@ -19,7 +19,7 @@ from pathlib import Path
 import batch_client
 from batch_client import Asked, Done
 from fake_runner import Orders
-from service import Serving, make_folder, own_memory, wait_until
+from service import HANG, Serving, make_folder, own_memory, wait_until
 
 LINES, IDS = 50_000, 764  # ids of a prompt, so that a line takes just under 4,000 bytes
 FILE_BYTES = 200 * 10**6  # that a file of so many lines may have
@@ -101,7 +101,7 @@ def run(folder: Path, lines: int = LINES) -> Large:
         with _watched(made, {"server": serving.process.pid, "engine": serving.engine}):
             made.done = batch_client.run(serving.url, path, asked, words)
         made.left = batch_client.left_behind(state)
-        made.at_rest = wait_until(serving.at_rest, 5) is not None
+        made.at_rest = wait_until(serving.at_rest, HANG) is not None
     return made
 
 

@@ -22,7 +22,16 @@ from typing import Any
 import httpx
 from deaths import SHM
 from fake_runner import Orders, expected
-from service import COMPLETIONS, Serving, alive, descriptors, make_folder, own_memory, wait_until
+from service import (
+    COMPLETIONS,
+    HANG,
+    Serving,
+    alive,
+    descriptors,
+    make_folder,
+    own_memory,
+    wait_until,
+)
 
 TWO = {"data_parallel_size": 2}
 TOKENS = 20
@@ -45,11 +54,11 @@ class Load:
 
     def stop(self) -> None:
         self._going = False
-        self._thread.join(60)
+        self._thread.join(HANG)
         assert not self._thread.is_alive()
 
     async def _all(self, at_once: int) -> None:
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=HANG, trust_env=False) as client:
             await asyncio.gather(*(self._some(client, first) for first in range(at_once)))
 
     async def _some(self, client: httpx.AsyncClient, number: int) -> None:
@@ -94,7 +103,7 @@ def _ids(page: str, samples: int) -> list[list[int]]:
 
 
 def health(serving: Serving) -> dict[str, Any]:
-    answer = httpx.get(serving.url + "/health", timeout=30)
+    answer = httpx.get(serving.url + "/health", timeout=HANG)
     found: dict[str, Any] = answer.json()
     assert answer.status_code == (200 if found["ready"] else 503)
     return found

@@ -171,14 +171,14 @@ class Serving:
         self.err.flush()
         return (self.folder / "stderr").read_text()
 
-    def ended(self, timeout: float = 60) -> tuple[int, str]:
+    def ended(self, timeout: float = HANG) -> tuple[int, str]:
         """Waits for the end of the service's own process: its code, and what it said."""
         out, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, out
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name and labels, the model's left out."""
-        return read_metrics(httpx.get(self.url + "/metrics", timeout=30).text)
+        return read_metrics(httpx.get(self.url + "/metrics", timeout=HANG).text)
 
     def at_rest(self) -> bool:
         """The engines' own numbers say that nothing runs or waits and that all blocks are free."""

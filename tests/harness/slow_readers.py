@@ -16,7 +16,7 @@ from typing import Any
 from bare_http import CLOSE, request
 from fake_runner import Orders
 from in_loop import close, post
-from service import Serving, make_folder, memory, wait_until
+from service import HANG, Serving, make_folder, memory, wait_until
 
 STEP = 0.02
 
@@ -58,7 +58,7 @@ def run(folder: Path, *, slow: int = 200, normal: int = 50, tokens: int = 400) -
         before = memory(serving.process.pid)
         asyncio.run(_beside(made, port, slow, normal, tokens))
         made.grown = memory(serving.process.pid) - before
-        made.at_rest = wait_until(serving.at_rest, 10) is not None
+        made.at_rest = wait_until(serving.at_rest, HANG) is not None
     return made
 
 

@@ -27,7 +27,7 @@ from batch_client import Asked
 from cut_streams import Tally, one_stream
 from fake_runner import Orders
 from in_loop import close
-from service import Serving, descriptors, make_folder, own_memory, wait_until
+from service import HANG, Serving, descriptors, make_folder, own_memory, wait_until
 
 MOST_GROWTH = 16  # MB an hour, and in all of a short run
 LONG = 1440.0  # seconds of a run whose first half is warm-up
@@ -144,7 +144,7 @@ def soak(
             {"server": serving.process.pid, "engine": serving.engine}, samples, made.requests
         )
         asyncio.run(_load(made, serving, words, load or Load()))
-        wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), 10.0)
+        wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), HANG)
         made.descriptors = before, descriptors(serving.process.pid)
         made.at_rest = serving.at_rest()
         made.strange += [

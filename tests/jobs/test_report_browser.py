@@ -62,24 +62,17 @@ def test_a_row_a_k_and_one_spelling_of_per_cent() -> None:
 def test_the_last_column_is_seen(width: int, height: int, tmp_path: Path) -> None:
     if (why := page_browser.missing()) is not None:
         pytest.skip(why)
-    from playwright.sync_api import sync_playwright
-
     (file := tmp_path / "report.html").write_text(render(summary(), []))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=page_browser.browser_path(), args=["--no-sandbox"]
+    with page_browser.chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(page_browser.LONG)
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (
+            "the page is wider than its window"
         )
-        try:
-            page = browser.new_page(viewport={"width": width, "height": height})
-            page.goto(file.as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, (
-                "the page is wider than its window"
-            )
-            for row in page.locator(".coverage tr").all():
-                for cell in row.locator("th, td").all():
-                    box = cell.bounding_box()
-                    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
-            last = page.locator(".coverage tr").last.inner_text().split()
-            assert last[0] == "64"
-        finally:
-            browser.close()
+        for row in page.locator(".coverage tr").all():
+            for cell in row.locator("th, td").all():
+                box = cell.bounding_box()
+                assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+        last = page.locator(".coverage tr").last.inner_text().split()
+        assert last[0] == "64"

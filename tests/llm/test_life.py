@@ -168,7 +168,7 @@ def in_a_fork(ask: Callable[[], object]) -> str:
             os._exit(0)
     os.close(begin)
     with open(end, "rb") as said:
-        if not select.select([said], [], [], 60)[0]:
+        if not select.select([said], [], [], 600)[0]:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return said.read().decode()

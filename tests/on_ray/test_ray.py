@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from at_length import at_length
 from batch_client import ROUTE, Asked, Results
 from fake_llm import FakeLLM, sample
 from fake_process import COMMAND
@@ -43,9 +44,6 @@ pytestmark = [
         importlib.util.find_spec("ray") is None, reason="ray isn't installed: make packaging"
     ),
 ]
-at_length = pytest.mark.skipif(
-    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
-)
 JOB = Path(__file__).parents[1] / "harness" / "ray_job.py"
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 import torch
 from corpus import make_model
 from execute_drive import Ask, Host, tiny_runner
+from growing_patience import patiently
 from ranks_together import Together, met
 from record import replay
 from service import until
@@ -318,12 +320,14 @@ def test_every_rank_has_drawn_a_token_when_they_are_ready(
     runner.close()
 
 
-@pytest.fixture
-def two(folder: Path) -> Iterator[RankRunner]:
-    # a stopped rank is waited for so long
-    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=4.0)
-    yield runner
-    runner.close()
+@contextmanager
+def two_ranks(folder: Path, seconds: float) -> Iterator[RankRunner]:
+    """seconds: a stopped rank is waited for so long."""
+    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=seconds)
+    try:
+        yield runner
+    finally:
+        runner.close()
     (other,) = runner.others
     assert other.process is not None and other.process.returncode is not None, "its process lives"
     assert not other._thread.is_alive()
@@ -375,8 +379,20 @@ def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> N
     ],
 )
 def test_a_rank_that_fails_ends_the_steps_with_one_error(
-    how: int | str, why: str, two: RankRunner
+    how: int | str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def trial(seconds: float) -> None:
+        with two_ranks(folder, seconds) as two:
+            _fails(two, how, why)
+
+    if how == signal.SIGSTOP:
+        patiently(lambda seconds: trial(4 * seconds))
+    else:
+        monkeypatch.setattr(RankRunner.reason, "__defaults__", (600.0,))  # rank 1 may end slowly
+        trial(600.0)
+
+
+def _fails(two: RankRunner, how: int | str, why: str) -> None:
     host = Host(two)
     rows = [host.row(0, prompt(20), 100, Ask(temperature=1.0, seed=1))]
     assert (host.run(rows, 3, ahead=1) >= 0).all()

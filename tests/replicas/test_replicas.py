@@ -17,16 +17,17 @@ from fake_runner import Orders, expected, write_orders
 from service import make_folder
 
 from penstock.config import Config
+from penstock.engine.async_client import AsyncClient
 from penstock.errors import NoReplicaError, PenstockError, ReplicaError, TokenizerError
 from penstock.replicas import supervisor
 from penstock.replicas.launch_replicas import OwnReplicas, launch_replicas
 from penstock.request import SamplingParams
+from penstock.schedule.replica_router import Router
 
 pytestmark = pytest.mark.torch
 
 COUNT = 3
 PATIENCE = 600  # seconds after which a test that hangs gives up
-STEP_TIMEOUT = 1.0
 
 
 class Trio:
@@ -38,9 +39,7 @@ class Trio:
             folder, Orders(step_seconds=0.002), rows=64, num_blocks=2048, longest=512
         )
         made = self.run(
-            launch_replicas(
-                Config.of(model=str(folder), data_parallel_size=COUNT), COMMAND, STEP_TIMEOUT
-            )
+            launch_replicas(Config.of(model=str(folder), data_parallel_size=COUNT), COMMAND)
         )
         assert isinstance(made, OwnReplicas)
         self.replicas = made
@@ -52,6 +51,11 @@ class Trio:
         life = self.replicas.supervisor._now[replica]
         assert life is not None
         return life.process.pid
+
+    def client(self, replica: int) -> AsyncClient:
+        found = self.replicas._replicas[replica].client
+        assert isinstance(found, AsyncClient)
+        return found
 
     def pace(self, seconds: float) -> None:
         write_orders(self.folder, Orders(step_seconds=seconds))
@@ -137,7 +141,12 @@ def test_requests_without_a_seed_are_each_drawn_anew(trio: Trio) -> None:
     assert len({tuple(found[0]) for found in trio.run(several())}) == 9
 
 
-def test_bursts_spread_and_a_large_group_is_shared_out(trio: Trio) -> None:
+def test_bursts_spread_and_a_large_group_is_shared_out(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By paces that no busy machine has measured."""
+    monkeypatch.setattr(Router, "_mean", lambda router, name: 0.0)
+
     async def burst() -> tuple[list[int], list[tuple[int, set[int]]]]:
         streams = [trio.replicas.submit(*ask(i), stream=False) for i in range(30)]
         at = [part.replica.number for stream in streams for part in stream.parts]
@@ -174,7 +183,7 @@ def test_a_replica_that_dies_or_hangs_costs_only_what_it_had_begun_to_tell(
     trio: Trio, number: int
 ) -> None:
     """What was asked whole is answered in full, elsewhere; streams are told; then it is back."""
-    trio.pace(0.02)
+    trio.pace(0.5)  # so that none has ended by then
     victims: list[int] = []
     whole, streamed = (
         [ask(i, 1 + 3 * (i % 3), 60) for i in range(12)],
@@ -182,18 +191,21 @@ def test_a_replica_that_dies_or_hangs_costs_only_what_it_had_begun_to_tell(
     )
 
     async def lose_one() -> tuple[list[Any], list[Any]]:
+        restarts = [each.restarts for each in trio.replicas.each()]
         tasks = [asyncio.ensure_future(trio.tokens(*each)) for each in whole]
         tasks += [asyncio.ensure_future(trio.tokens(*each, stream=True)) for each in streamed]
         await trio.until(lambda: bool(_telling(trio)))
         victims.append(_telling(trio)[0])
         os.kill(trio.pid(victims[0]), number)
-        await trio.until(lambda: trio.replicas.ready < COUNT)
+        trio.pace(0.002)
+        if number == signal.SIGSTOP:  # the others may be slow
+            trio.client(victims[0]).step_timeout = 0.0
+        await trio.until(lambda: trio.replicas.each()[victims[0]].restarts > restarts[victims[0]])
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         await trio.all_ready()
         return ends[: len(whole)], ends[len(whole) :]
 
     answered, told = trio.run(lose_one())
-    trio.pace(0.002)
     assert answered == [trio.right(*each) for each in whole]
     right = [trio.right(*each) for each in streamed]
     lost = [end for end in told if isinstance(end, ReplicaError)]
@@ -219,7 +231,7 @@ def _telling(trio: Trio) -> list[int]:
 
 
 def test_what_two_replicas_died_with_is_not_given_to_a_third(trio: Trio) -> None:
-    trio.pace(0.05)
+    trio.pace(0.5)  # 200 tokens take 100 s
 
     async def kill_twice() -> None:
         left = set(range(COUNT))
@@ -242,10 +254,13 @@ def test_what_two_replicas_died_with_is_not_given_to_a_third(trio: Trio) -> None
     trio.pace(0.002)
 
 
-def test_none_is_ready_and_then_all_are_again(trio: Trio) -> None:
+def test_none_is_ready_and_then_all_are_again(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 3.0)
+    trio.pace(0.5)  # 400 tokens take 200 s
+
     async def kill_all() -> None:
         waiting = asyncio.ensure_future(trio.tokens(*ask(1, tokens=400)))
-        await asyncio.sleep(0.05)
+        await trio.until(lambda: any(each.samples for each in trio.replicas._replicas))
         for replica in range(COUNT):
             os.kill(trio.pid(replica), signal.SIGKILL)
         with pytest.raises(PenstockError):
@@ -254,6 +269,7 @@ def test_none_is_ready_and_then_all_are_again(trio: Trio) -> None:
         with pytest.raises(NoReplicaError):
             trio.replicas.submit(*ask(1), stream=False)
         assert not trio.replicas.gone
+        trio.pace(0.002)
         await trio.all_ready()
         assert await trio.tokens(*ask(1)) == trio.right(*ask(1))
 
@@ -268,7 +284,7 @@ def test_a_rolling_restart_loses_nothing(trio: Trio) -> None:
 
     async def load(ended: asyncio.Event) -> list[Any]:
         tasks = []
-        while not ended.is_set():
+        while not ended.is_set() or len(asked) <= 10:
             asked.append(ask(len(asked), 1 + len(asked) % 4))
             tasks.append(asyncio.ensure_future(trio.tokens(*asked[-1], stream=len(asked) % 2 == 0)))
             await asyncio.sleep(0.02)
@@ -289,7 +305,7 @@ def test_a_rolling_restart_loses_nothing(trio: Trio) -> None:
         return await loading
 
     ends = trio.run(restart())
-    assert ends == [trio.right(*each) for each in asked] and len(ends) > 10
+    assert ends == [trio.right(*each) for each in asked]
     assert not set(before) & {trio.pid(replica) for replica in range(COUNT)}
     trio.run(trio.all_ready())
 

@@ -274,7 +274,7 @@ def test_a_process_that_reads_nothing_holds_nobody_up(
     (first,), (worker,) = pool._children, pool.processes
     os.kill(first.pid, signal.SIGSTOP)
     # where a send waits for it after all
-    rescue = threading.Timer(60, os.kill, (first.pid, signal.SIGCONT))
+    rescue = threading.Timer(600, os.kill, (first.pid, signal.SIGCONT))
     rescue.start()
     for number in range(2000):
         place = pool.sample(digits if number % 2 else letters)

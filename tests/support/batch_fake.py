@@ -32,7 +32,11 @@ OVER = ("completed", "failed", "cancelled")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-QUICK = BatchJobLimits(commit_seconds=0.01, first_pause=0.01)
+PATIENT = dict.fromkeys(
+    ("death_notice", "flush_seconds", "flush_seconds_dead", "flush_seconds_hurried"), 600.0
+)
+# Pauses are short, and an end waits for a disk that is slow.
+QUICK = BatchJobLimits(commit_seconds=0.01, first_pause=0.01, **PATIENT)  # type: ignore[arg-type]
 
 
 class Batching:

@@ -17,14 +17,14 @@ QUICK = Settings(
     starts=1,
     warm_up=0.1,
     window=0.3,
-    longest=6.0,
+    longest=600.0,
     drain=0.1,
     enough=10,
     at_once=24,
     alone=3,
     bisections=1,
     ladder=False,
-    stall=1.0,
+    stall=600.0,
 )
 MACHINE = MachineInfo(
     gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0"
@@ -64,6 +64,11 @@ def run_of(
         }
     )
     return RunSpec(subject, [workload("8x4")], settings, out, 0, 1, MACHINE)
+
+
+def held_run(out: Path) -> RunSpec:
+    """A run whose server answers nothing while there is a file `hold` beside its starts."""
+    return run_of(out, f"count={out}/starts", f"hold={out}/hold")
 
 
 def measured(run: RunSpec, shape: str = "8x4") -> RunFolder:

@@ -5,6 +5,7 @@ first=0.01, gap=0.001    seconds dies_above=N   it ends when more than N request
 says=TEXT is its last word less=N         it sends N tokens fewer than asked          ending=WORD
 the finish_reason that it tells begins=no      it ends before it serves
 count=FILE       its process id is added at each start
+hold=FILE        it answers nothing while the file is there
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Engine:
             self.there -= 1
 
     async def stream(self, prompt: int, tokens: int, writer: asyncio.StreamWriter) -> None:
+        while os.path.exists(self.told.get("hold", "")):
+            await asyncio.sleep(0.01)
         writer.write(HEAD)
         await asyncio.sleep(self.number("first", 0.01))
         for at in range(tokens):

@@ -129,9 +129,11 @@ CLOSES = {
 
 
 class HostileServer:
-    """`url` while the context is open. seen: heads of the requests."""
+    """`url` while the context is open. seen: heads of the requests. crowd: none is answered before
+    so many have come."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, crowd: int = 1) -> None:
+        self._crowd = crowd
         self.seen: list[bytes] = []
         self.connections = 0
         self._tls = tls
@@ -175,6 +177,8 @@ class HostileServer:
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 behave = json.loads(await reader.readexactly(length))["behave"]
                 self.seen.append(head)
+                while len(self.seen) < self._crowd:
+                    await asyncio.sleep(0.005)
                 await _send(writer, behave)
                 if behave in CLOSES:
                     return

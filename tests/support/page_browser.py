@@ -21,6 +21,7 @@ DROP = """([name, text]) => {
   for (const kind of ["dragenter", "dragover", "drop"])
     document.body.dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: moved}));
 }"""
+LONG = 600_000  # milliseconds after which a test that hangs gives up
 # Whether the page has shown what its address asks for.
 SHOWN = """() => document.title !== "Almanac" &&
   (document.getElementById("view-question").hidden || document.getElementById("answer").textContent !== "")"""
@@ -55,6 +56,7 @@ class Reader:
 
     def __init__(self, page: Any, folder: Path) -> None:
         self.page, self.folder = page, folder
+        page.set_default_timeout(LONG)
         self.faults: list[str] = []
         inside = folder.as_uri() + "/"
         page.on(
@@ -119,6 +121,8 @@ def chromium() -> Iterator[Any]:
 
     with sync_playwright() as play:
         # Without its sandbox: containers give it none, and what it opens here is our own.
-        browser = play.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = play.chromium.launch(
+            executable_path=browser_path(), args=["--no-sandbox"], timeout=LONG
+        )
         yield browser
         browser.close()

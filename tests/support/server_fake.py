@@ -369,6 +369,15 @@ class Running:
 
         self.on_loop(turn())
 
+    def pass_time(self, seconds: float) -> None:
+        """Sets the clock of the server's loop forward: its timers that are due by then go off."""
+
+        async def turn() -> None:
+            before = self.loop.time
+            self.loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+        self.on_loop(turn())
+
     def wait_for(self, condition: Any) -> None:
         """Returns when the condition is true on the loop; a test's own timeout ends a wait that
         never does."""
@@ -413,7 +422,13 @@ def running_server(
         app = build_app(service, access_, manager=batches and batches(service))
         protocol = http_protocol(service.limits, access=access_)
         config = uvicorn.Config(
-            app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False
+            app,
+            loop="none",
+            http=protocol,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=100_000,  # a test may be slow between two requests
         )
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

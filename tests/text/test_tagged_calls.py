@@ -4,6 +4,7 @@ the text is cut, and held by grammars whose texts are read back."""
 from __future__ import annotations
 
 import json
+from functools import cache
 from time import process_time
 from typing import Any
 
@@ -336,6 +337,18 @@ def test_a_tag_that_goes_on_and_on_is_none(step: int) -> None:
         assert bool(read("glm45", text, step)[1]) is called
 
 
+def processor_seconds(name: str, text: str, step: int) -> float:
+    begun = process_time()
+    read(name, text, step)
+    return process_time() - begun
+
+
+@cache
+def plain_seconds(name: str, step: int) -> float:
+    """Processor time that this machine takes for a text of such a flood's length without a mark."""
+    return processor_seconds(name, "a" * 20_000, step)
+
+
 @pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2", "gemma4"])
 @pytest.mark.parametrize(
     "flood", [" ", "a ", "\n", "<", "</arg_value> ", "</parameter>\n", "-", "(", '"']
@@ -367,6 +380,5 @@ def test_a_flood_is_read_in_time(name: str, flood: str, step: int) -> None:
         ),
     }[name]
     for head in heads:
-        begun = process_time()
-        read(name, head + flood * (20_000 // len(flood)), step)
-        assert process_time() - begun < 3.0, head
+        took = processor_seconds(name, head + flood * (20_000 // len(flood)), step)
+        assert took < 60 * plain_seconds(name, step) + 0.5, head

@@ -15,7 +15,7 @@ import pytest
 from fake_process import open_fake
 from fake_runner import Orders, expected
 from in_loop import Events, Here, close, post, serving_here
-from service import make_folder
+from service import HANG, make_folder
 
 from penstock.config import Config
 from penstock.engine.sample_decoder import SampleDecoder
@@ -57,7 +57,7 @@ async def check(here: Here, words: list[int], status: int, **more: Any) -> None:
     want = [(200, expected(body(n)["prompt"], 12, words, n)) for n in range(8)]
     want[3] = (status, "internal")
     assert got == want
-    left = await here.rest(10)
+    left = await here.rest(HANG)
     assert not any(left.values()), left
     assert here.client.alive
 
@@ -88,7 +88,7 @@ def run(folder: Path, work: Any) -> None:
         async with serving_here(folder) as here:
             await work(here, words)
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), HANG))
 
 
 def test_whole_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +143,7 @@ def test_logits_that_are_not_finite_end_who_ran_and_nobody_else(tmp_path: Path) 
         assert {status for status, _ in got} <= {200, 500} and (500, "numerical_error") in got
         want = [(200, expected(body(n)["prompt"], 12, words, n)) for n in range(8)]
         assert await answers(here, 8) == want
-        assert not any((await here.rest(10)).values()) and here.client.alive
+        assert not any((await here.rest(HANG)).values()) and here.client.alive
 
     run(tmp_path, work)
 

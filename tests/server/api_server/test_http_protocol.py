@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import resource
+import select
 import socket
 import struct
 import time
@@ -24,24 +25,33 @@ pytestmark = pytest.mark.torch
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 
 
+SECONDS = 1000.0  # of each limit, by a clock that tests set forward
+
+
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     limits = HttpLimits(
-        header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5
+        header_seconds=SECONDS,
+        max_header_bytes=16_384,
+        stall_seconds=SECONDS,
+        body_seconds=SECONDS,
     )
     with running_server(tokenizer, limits=limits) as running:
         yield running
 
 
+def said(connection: socket.socket) -> bool:
+    """Whether the server has answered or ended the connection."""
+    return bool(select.select([connection], [], [], 0.02)[0])
+
+
 def test_slow_heads_end_and_silent_connections_too(server: Running) -> None:
     with connect(server.url) as silent, connect(server.url) as slow:
-        begun = time.monotonic()
-        for byte in GET:
-            slow.sendall(bytes([byte]))
-            time.sleep(0.02)
-            if time.monotonic() - begun > 0.6:
-                break
-        assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+        slow.sendall(GET + b"x: ")
+        while not said(slow):
+            slow.sendall(b"y")
+            server.pass_time(SECONDS / 10)
+        assert read_one(slow)[0].startswith(b"HTTP/1.1 408 ")
         assert read_all(silent) == b""
 
 
@@ -49,10 +59,12 @@ def test_a_second_head_has_its_time_too(server: Running) -> None:
     with connect(server.url) as kept:
         kept.sendall(GET + b"\r\n")
         assert read_one(kept)[0].startswith(b"HTTP/1.1 200 ")
-        time.sleep(0.7)  # between requests it may wait
+        server.pass_time(2 * SECONDS)  # between requests it may wait
         kept.sendall(GET + b"\r\n")
         assert read_one(kept)[0].startswith(b"HTTP/1.1 200 ")
         kept.sendall(b"\r\nGET /v1")
+        while not said(kept):
+            server.pass_time(2 * SECONDS)
         assert read_all(kept).startswith(b"HTTP/1.1 408 ")
 
 
@@ -165,7 +177,8 @@ def test_a_reader_that_takes_nothing_is_ended_and_its_request_with_it(server: Ru
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.sendall(request({"prompt": ["x"] * 100, "n": 100, "max_tokens": 200, "stream": True}))
         server.wait_for(lambda: len(server.engine.open) == 100)
-        server.wait_for(lambda: not server.engine.open)
+        while server.engine.open:
+            server.pass_time(2 * SECONDS)
     assert all(made.cancelled for made in server.engine.submitted[-100:])
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import re
 import shutil
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from at_length import at_length
 from lm_eval_tasks import lm_eval, write_tasks
 
 from penstock.demo import model_folder
@@ -433,11 +433,10 @@ class Reference:
 def reference() -> Reference:
     if importlib.util.find_spec("lm_eval") is None:
         pytest.skip("lm_eval is not installed: make reliability brings it")
-    if "PENSTOCK_RELIABILITY" not in os.environ:
-        pytest.skip("lm_eval takes a minute to import and run: make reliability asks for it")
     return Reference()
 
 
+@at_length
 @pytest.mark.parametrize(
     ("name", "together", "how"),
     [

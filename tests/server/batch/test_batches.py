@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import itertools
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import running_server
+from server_fake import FakeStream, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
@@ -128,16 +129,30 @@ def test_a_line_larger_than_all_room_runs_alone(server: Batching) -> None:
     assert rows == {"a": 1, "b": 100, "c": 30}
 
 
-def test_counts_grow_and_an_end_is_expected(server: Batching) -> None:
-    server.engine.step_seconds = 0.05
+def test_counts_grow_and_an_end_is_expected(
+    server: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine stops at every hundredth line until the batch was looked at."""
+    engine, submit, begun = server.engine, server.engine.submit, int(time.time())
+
+    def submitting(*asked: Any, **how: Any) -> FakeStream:
+        made = submit(*asked, **how)
+        if len(engine.submitted) % 100 == 0:
+            engine.going.clear()
+        return made
+
+    monkeypatch.setattr(engine, "submit", submitting)
     batch_id = server.submit(jsonl([line(str(i)) for i in range(400)]))
-    seen = []
-    while (batch := server.openai.batches.retrieve(batch_id)).status != "completed":
-        seen.append((batch.request_counts.completed, batch.expected_at))  # type: ignore[attr-defined]
-    counts = [count for count, _ in seen]
-    assert counts == sorted(counts) and len(set(counts)) > 3
-    expected = [at for _, at in seen if at is not None]
-    assert expected and abs(expected[-1] - batch.completed_at) <= 2
+    for submitted in (100, 200, 300, 400):
+        server.running.wait_for(lambda: not engine.going.is_set())
+        while True:  # 24 lines are at the engine at most
+            batch = server.openai.batches.retrieve(batch_id)
+            if batch.request_counts.completed >= submitted - 24:
+                break
+        assert batch.status == "in_progress" and batch.request_counts.completed < submitted
+        assert batch.expected_at >= begun  # type: ignore[attr-defined]
+        server.running.hold(False)
+    assert server.until_over(batch_id).request_counts.completed == 400
 
 
 def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:

@@ -7,11 +7,12 @@ import asyncio
 import errno
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, points
+from batch_fake import QUICK, Batching, StuckDisk, StuckRead, batching, jsonl, line, points
 
 from penstock.errors import CapacityError, JournalError
 from penstock.server.batch import input_file
@@ -52,7 +53,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
 ) -> None:
     """The batch is told to end while it still writes what was done before: of those lines nothing
     is said."""
-    limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)
+    limits = replace(QUICK, death_notice=0.1)
     with batching(tokenizer, tmp_path, limits) as server:
         server.engine.step_seconds = 0.05
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
@@ -95,7 +96,7 @@ def test_a_write_under_way_ends_before_its_journal_is_closed(
         server.running.on_loop(asyncio.sleep(0.3))
         assert not ending.done() and len(stuck.writers) == 1
         stuck.going.set()
-        ending.result(30)
+        ending.result(600)
         assert server.manager.job_of(batch_id) is None
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
@@ -110,10 +111,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
     bound: str,
 ) -> None:
     """A signal, a second one, a death of the engine: each has its bound."""
-    seconds = dict.fromkeys(
-        ("flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"), 1000.0
-    )
-    limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
+    limits = replace(QUICK, **{"death_notice": 0.1, bound: 0.1})  # type: ignore[arg-type]
     with batching(tokenizer, tmp_path, limits) as server:
         batch_id = server.submit(jsonl(LINES))
         assert stuck.writing.wait(600)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def _zombie(pid: int) -> bool:
 def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_path: Path) -> None:
     """Nothing gets done before the engine is killed, and all were there. What later deaths say:
     test_killers."""
-    make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
+    make_folder(tmp_path, Orders(step_seconds=0.2), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 6)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
         batch_id = submit(Remote(serving.url), tmp_path / "in.jsonl", None)
@@ -141,18 +140,16 @@ def check_death(serving: Serving) -> None:
 
 def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:
     """Long lines hold all rows that they may; short requests, more at once than rows are kept, are
-    done in their own time and not in a line's."""
-    make_folder(tmp_path, Orders(step_seconds=0.004), rows=16, longest=512)
+    done in their own time and not in a line's, which is 100 s."""
+    make_folder(tmp_path, Orders(step_seconds=0.2), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 60)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
         remote = Remote(serving.url)
         batch_id = submit(remote, tmp_path / "in.jsonl", None)
         runs(serving, 14)
-        began = time.monotonic()
         asked = {"model": "fake", "prompt": [[9, number] for number in range(10)], "max_tokens": 4}
         answer = httpx.post(serving.url + "/v1/completions", json=asked, timeout=600)
-        took = time.monotonic() - began
         assert answer.status_code == 200 and len(answer.json()["choices"]) == 10
-        assert done(remote, batch_id) == 0, f"they waited for no line to end ({took:.2f} s)"
+        assert done(remote, batch_id) == 0, "they waited for no line to end"
         until(lambda: serving.metrics()["penstock:num_preemptions_total"] >= 8)
         remote.cancel(batch_id)

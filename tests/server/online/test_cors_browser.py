@@ -71,6 +71,7 @@ def test_a_page_reads_a_stream_where_its_origin_is_allowed(
         page_browser.chromium() as browser,
     ):
         page = browser.new_page()
+        page.set_default_timeout(page_browser.LONG)
         page.goto(site)
         status, has_id, text = page.evaluate(ASK, [server.url, KEY])
         if not allowed:

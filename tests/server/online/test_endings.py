@@ -228,8 +228,14 @@ async def launch(config, engine, step_timeout):
     await asyncio.sleep(how.get("load", 0))
     tokenizer = make_tokenizer(Path(how["folder"]), **({"template": LOOPS} if how.get("busy") else {}))
     made.append(FakeEngine(tokenizer))
-    made[0].step_seconds = how.get("step", 0)
     loop, broken = asyncio.get_running_loop(), asyncio.Event()
+    async def held():
+        made[0].going.clear()
+        while not Path(how["held"]).exists():
+            await asyncio.sleep(0.01)
+        made[0].going.set()
+    if how.get("held"):
+        made.append(asyncio.ensure_future(held()))
     async def breaks(*_, **__):
         if how.get("busy"):
             await broken.wait()
@@ -262,8 +268,9 @@ main()
 
 
 class Serving:
-    """load, step: the engine's seconds. harm: a method of uvicorn's server that breaks. busy: what
-    becomes of it while a text takes for ever; of a disk that does, test_ends tells."""
+    """load: the engine's seconds. held: a file until which it gives nothing. harm: a method of
+    uvicorn's server that breaks. busy: what becomes of it while a text takes for ever; of a disk
+    that does, test_ends tells."""
 
     def __init__(self, folder: Path, *options: str, port: int = 0, **how: Any) -> None:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how.pop("streams", {})}
@@ -305,10 +312,10 @@ def test_a_terminal_that_closes_asks_once_and_under_nohup_not_at_all(ignored: bo
             if ignored:
                 assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
                 signal.raise_signal(signal.SIGTERM)
-            await asyncio.wait_for(stop.first.wait(), 30)
+            await asyncio.wait_for(stop.first.wait(), 600)
             assert not stop.second.is_set()
             signal.raise_signal(signal.SIGTERM)
-            await asyncio.wait_for(stop.second.wait(), 30)
+            await asyncio.wait_for(stop.second.wait(), 600)
 
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda number, frame: None)
     try:
@@ -339,7 +346,8 @@ def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, ho
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     streams = broken_streams(how)
-    serving = Serving(tmp_path, port=port, step=0.5, streams=streams)
+    go_on = tmp_path / "go on"
+    serving = Serving(tmp_path, port=port, held=str(go_on), streams=streams)
     if streams["stdout"] is not None:
         os.close(streams["stdout"])
     url, answers = f"http://127.0.0.1:{port}", []
@@ -354,7 +362,9 @@ def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, ho
     waiter.start()
     while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
         pass
-    serving.end(signal.SIGTERM)
+    serving.process.send_signal(signal.SIGTERM)
+    go_on.touch()
+    serving.end()
     waiter.join(600)
     assert answers[0].status_code == 200 and serving.process.returncode == 0
 

@@ -26,7 +26,7 @@ import uvloop
 from bare_http import CLOSE, COMPLETIONS, connect, read_all, request
 from fake_runner import Orders
 from in_loop import Here, serving_here
-from service import make_folder
+from service import HANG, make_folder
 
 from penstock.server.batch.state_folder import opened
 from penstock.server.openai.http_limits import HttpLimits
@@ -219,10 +219,10 @@ async def _left_by(here: Here, kind: Any) -> Counter[str]:
             kind(here.port)
 
     await asyncio.to_thread(rounds, 2)
-    await here.rest(5.0)
+    await here.rest(HANG)
     with collector_off():
         await asyncio.to_thread(rounds, ROUNDS)
-        left = await here.rest(5.0)
+        left = await here.rest(HANG)
         assert not any(left.values()), (kind, left)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()

@@ -18,6 +18,7 @@ BAD_WORD_IDS = 16
 
 # most draft tokens of a row in a step; each one makes the kernels that update rows load more
 MAX_DRAFTS = 4
+MOST_SPECULATIVE_TOKENS = 8  # most drafts where speculative_config asks for more
 
 # Bits of `wants`: the sampling options of a row beyond temperature. A step has the OR of its rows'
 # bits.

@@ -114,6 +114,7 @@ def test_prepare_and_advance(cases, rows):
 def test_join_and_grow(cases):
     cases.check_join_and_grow(GPU)
     cases.check_take_drafts(GPU, 700)
+    cases.check_draft_ngrams(GPU, 300, 8)
 
 
 @pytest.mark.parametrize(

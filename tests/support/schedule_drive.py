@@ -53,6 +53,12 @@ class Guesser:
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
+    most = MAX_DRAFTS
+    proposes = False
+
+    def settled(self, rows: np.ndarray, offered: np.ndarray, right: np.ndarray) -> None:
+        """Learns nothing."""
+
     def offer(self, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray) -> Drafts:
         counts, tokens = [], []
         for row, length, longest in zip(

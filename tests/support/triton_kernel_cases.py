@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.kernels.inputs import TILE, Queries, SamplerInputs, VocabularyPart
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.sampling import logprobs as plain_logprobs
+from penstock.kernels.reference.sampling import ngrams as reference_ngrams
 from penstock.kernels.reference.sampling import noise as plain_noise
 from penstock.kernels.reference.sampling import penalties as plain_penalties
 from penstock.kernels.reference.sampling import row_state as reference_rows
@@ -32,6 +33,7 @@ from penstock.kernels.triton.elementwise import activation, embedding, norm
 from penstock.kernels.triton.linear import linear_gated, linear_one, linear_small, one_row
 from penstock.kernels.triton.sampling import advance as fast_advance
 from penstock.kernels.triton.sampling import logprobs, penalties
+from penstock.kernels.triton.sampling import ngrams as step_ngrams
 from penstock.kernels.triton.sampling import row_state as step_rows
 from penstock.kernels.triton.sampling import sample as fast_sample
 from penstock.parallel.layout import stretch
@@ -326,6 +328,7 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
         bias_count=ints(1),
         word_count=ints(1),
         mask_slot=ints(4, -1),
+        drafts=ints(50).repeat(4, 1).T,
     )
     made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
@@ -410,6 +413,53 @@ def check_take_drafts(device: str, rows: int) -> None:
         queries = Queries(offset.to(device), draft.to(device).clone())
         column.take_drafts(ids.to(device), queries, state)
         assert queries.draft.tolist() == want and any(takes) and not all(takes)
+
+
+def guess(tokens: list[int], longest: int, shortest: int, drafts: int) -> list[int]:
+    """Prompt lookup by its definition. tokens: a row's, the newest last."""
+    length, best = len(tokens) - 1, (0, -1)
+    for at in range(length):
+        same = 0
+        while same < min(longest, at + 1) and tokens[at - same] == tokens[length - same]:
+            same += 1
+        best = max(best, (same, at)) if same >= shortest else best
+    if best[1] < 0:
+        return tokens[-1:] * drafts
+    after = tokens[best[1] + 1 :]
+    return [after[i % len(after)] for i in range(drafts)]
+
+
+def check_draft_ngrams(device: str, rows: int, drafts: int = 4) -> None:
+    """Rows of few different tokens, with one to three queries, some of them done: in both columns
+    what the definition says."""
+    rng, at = torch.Generator().manual_seed(rows), torch.device(device)
+    state = RowState(rows, 96, (3,), 50, at, drafts=drafts)
+    state.done[:rows] = (torch.rand(rows, generator=rng) < 0.2).int().to(device)
+    lengths = torch.randint(0, 95, (rows,), generator=rng).int()
+    lengths[:2] = torch.tensor([0, 1])
+    state.length[:rows] = lengths.to(device)
+    said = torch.randint(0, 4, (rows, 96), generator=rng, dtype=torch.int32)
+    said[::5] = torch.arange(96, dtype=torch.int32)  # nothing stands twice
+    state.last_token[:rows] = said.gather(1, lengths[:, None].long())[:, 0].to(device)
+    blocks = torch.randperm(6 * rows, generator=rng).int().view(rows, 6) + 1
+    state.block_table[:rows] = blocks.to(device)
+    slot_token = torch.full((6 * rows + 1, 16), -7, dtype=torch.int32)
+    slot_token[blocks.long()] = said.view(rows, 6, 16)
+    counts = torch.randint(1, 4, (rows,), generator=rng)
+    ids = torch.randperm(rows, generator=rng).repeat_interleave(counts).int()
+    ids = torch.cat((ids, torch.full((3,), rows, dtype=torch.int32))).to(device)
+    for longest, shortest in ((4, 3), (2, 1)):
+        want = [
+            [-9] * drafts
+            if state.done[row]
+            else guess(said[row, : int(lengths[row]) + 1].tolist(), longest, shortest, drafts)
+            for row in range(rows)
+        ]
+        for column in (step_ngrams, reference_ngrams):
+            state.drafts.fill_(-9)
+            column.draft_ngrams(ids, state, slot_token.to(device), longest, shortest)
+            assert state.drafts[:rows].tolist() == want, column.__name__
+            assert (state.drafts[rows] == -9).all()
 
 
 def check_join_and_grow(device: str) -> None:

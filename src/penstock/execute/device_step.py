@@ -52,7 +52,9 @@ class DeviceStep:
         mask_slots: int,
         masks: MappedMasks,
         windows: WindowTables | None = None,
+        max_queries: int = 0,
     ) -> None:
+        """max_queries: most rows and drafts of a step; 0: as many as rows."""
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = (
             model,
             ops,
@@ -65,10 +67,8 @@ class DeviceStep:
         self._windows = windows
         self.max_rows = rows.length.shape[0] - 1
         self._sizes = sizes = PADDED if ops.compiled else EXACT
-        capacity, device = (
-            max(sizes.rows(self.max_rows), sizes.beside(self.max_rows, 1).rows),
-            rows.device,
-        )
+        queries, device = max(max_queries, self.max_rows), rows.device
+        capacity = max(sizes.rows(queries), sizes.beside(queries, 1).rows)
         groups = sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, groups, device)
         self.sampler = DeviceSampler(

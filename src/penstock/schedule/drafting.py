@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
-from penstock.errors import UsageError
-from penstock.row_table import MAX_DRAFTS
+from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
-from penstock.schedule.step import Bool, Drafter, Drafts, Int32
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64
 
 # a step gets one forced token per so many rows without a constraint, so that forced tokens delay
 # these rows only a little
@@ -22,17 +21,25 @@ _COMPANY = 48
 
 class Drafting:
     """Makes drafts for one scheduler's rows. drafter: guesses tokens; None: the only drafts are
-    forced tokens. states: True if rows have recurrent state, which cannot be rolled back after a
-    wrong draft; then there are no drafts, and giving a drafter raises UsageError."""
+    forced tokens. queries: most queries of a step. states: True if rows have recurrent state, which
+    cannot be rolled back after a wrong draft; then there are no drafts."""
 
     def __init__(
-        self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False
+        self,
+        rows: Rows,
+        mask_slots: MaskSlots,
+        drafter: Drafter | None,
+        queries: int,
+        states: bool = False,
     ) -> None:
-        if states and drafter is not None:
-            raise UsageError(
-                "drafts are for models whose layers all attend: this one has recurrent state"
-            )
         self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
+        self._queries = queries
+        # True if the device should draft after the step that was offered drafts last
+        self.proposes = False
+        # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
+        # row's drafts those that were right
+        self.counts = {"drafts": 0, "tokens": 0}
+        self.right: Int64 = np.zeros(MOST_SPECULATIVE_TOKENS, np.int64)
 
     @property
     def may(self) -> bool:
@@ -46,24 +53,48 @@ class Drafting:
         A row gets no more drafts than its last block has room for, so drafts never take a block;
         the step gets no more queries than the batch has rows, so no larger step size is needed.
         """
+        self.proposes = False
         if not rows.size or not self.may:
             return None
         columns = self.rows
+        longest = MAX_DRAFTS if self.drafter is None else max(MAX_DRAFTS, self.drafter.most)
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
-        most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
+        most = np.clip(ends - lengths - 2, 0, longest).astype(np.int32)
         guided = columns.constrained.take(rows)
-        room = columns.count - rows.size
+        room = self._queries - rows.size
         free = rows.size - int(np.count_nonzero(guided))
         forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
-        drafts = self.mask_slots.forced(rows, _within(np.where(guided, most, 0), forced))
+        forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
+        drafts = self.mask_slots.forced(rows, _within(forces, forced))
         if self.drafter is not None:
-            most = _within(np.where(guided, 0, most), room - int(drafts.start[-1]))
-            drafts = _joined(drafts, self.drafter.offer(rows, lengths, most))
+            most = np.where(guided, 0, np.minimum(most, self.drafter.most))
+            most = _within(most, room - int(drafts.start[-1]))
+            own = self.drafter.offer(rows, lengths, most)
+            self.proposes = self.drafter.proposes
+            self.counts["drafts"] += int(np.count_nonzero(own.counts))
+            self.counts["tokens"] += int(own.start[-1])
+            drafts = _joined(drafts, own)
         if not drafts.start[-1]:
             return None
         columns.planned_length[rows] += drafts.counts
         columns.drafted[rows] += drafts.counts
         return drafts
+
+    def settled(self, rows: Int32, drafts: Drafts, right: Int32) -> None:
+        """Takes in a step that was read: its rows, their drafts, and how many of each row's were
+        right."""
+        if self.drafter is None:
+            return
+        own = ~self.rows.constrained.take(rows)
+        self.drafter.settled(rows[own], drafts.counts[own], right[own])
+        found = np.bincount(right[own], minlength=self.right.size + 1)
+        # a row with n right drafts has one at each of the first n places
+        self.right += np.cumsum(found[::-1])[::-1][1:]
+
+    @property
+    def reach(self) -> int:
+        """Returns how many tokens beyond its next one a row should have room for."""
+        return self.drafter.most if self.drafter is not None and self.proposes else 0
 
     def without_full(self, rows: Int32) -> Int32:
         """Returns the rows [k] without those that reach their limit if all their drafts in flight

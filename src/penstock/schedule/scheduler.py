@@ -86,7 +86,8 @@ class Scheduler:
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
-        self.drafting = Drafting(self.rows, self.mask_slots, drafter, bool(self.slots))
+        queries = limits.max_queries or limits.max_rows
+        self.drafting = Drafting(self.rows, self.mask_slots, drafter, queries, bool(self.slots))
         self.admission = Admission(
             limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots
         )
@@ -252,6 +253,8 @@ class Scheduler:
         self._read = plan.number
         prompts = self.news.read(plan, result)
         read = self.outputs.read(plan, result)
+        if plan.drafts is not None and read.right is not None:
+            self.drafting.settled(plan.rows, plan.drafts, read.right)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
         self._clears |= bool(read.bad.size)
@@ -306,6 +309,7 @@ class Scheduler:
             joins=joins,
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
+            proposes=self.drafting.proposes,
             masks=self.mask_slots.masks(),
             draws_late=draws_late,
             clears=self._clears,
@@ -343,7 +347,15 @@ class Scheduler:
 
     def _short_of_blocks(self) -> Int32:
         """Returns the running rows whose next token needs a new block."""
-        short = (self._need_block() & (self.rows.state == RUNNING)).nonzero()[0].astype(np.int32)
+        columns = self.rows
+        runs: Bool = columns.state == RUNNING
+        needs = self._need_block() & runs
+        if reach := self.drafting.reach:  # drafts may cross a block's end, if that preempts no row
+            room = columns.blocks * BLOCK_SIZE
+            close = (columns.planned_length + 1 + reach >= room) & (room < columns.limit)
+            more = needs | close & runs
+            needs = more if np.count_nonzero(more) < self.pool.available else needs
+        short = needs.nonzero()[0].astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
         return self.drafting.without_full(short)
 

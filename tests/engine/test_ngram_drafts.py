@@ -100,6 +100,14 @@ def test_the_same_tokens_in_fewer_steps(folder: Path, plain: Any, ahead: int) ->
         drafting = llm._engine.scheduler.drafting
         right = int(drafting.right.sum())
         assert 0 < right < drafting.counts["tokens"] and drafting.counts["drafts"] > 0
+        stats = llm.stats()
+        assert (
+            stats["spec_accepted_tokens"]
+            == right
+            == sum(stats[f"spec_accepted_at_{at}"] for at in range(4))
+        )
+        assert stats["spec_draft_tokens"] == drafting.counts["tokens"] and stats["spec_drafts"] > 0
+        assert "spec_accepted_at_4" not in stats
         assert (np.diff(drafting.right) <= 0).all(), "a draft is right only if those before it are"
         # some rows are never guessed right, and they take as many steps as before
         assert llm._engine.scheduler.counts["steps"] <= steps + ahead
@@ -138,11 +146,23 @@ def test_a_lone_row_that_repeats_itself_takes_few_steps(
     "config, why",
     [
         ({"method": "eagle3"}, "method 'eagle3' is not served: take ngram"),
-        ({"num_speculative_tokens": 9}, "num_speculative_tokens must be between 1 and 8, not 9"),
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be between 1 and 8, not 0"),
-        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be between 1 and 4, not 5"),
-        ({"prompt_lookup_max": 99}, "prompt_lookup_max must be between 1 and 16, not 99"),
+        (
+            {"num_speculative_tokens": 9},
+            "num_speculative_tokens must be a number between 1 and 8, not 9",
+        ),
+        (
+            {"num_speculative_tokens": 0},
+            "num_speculative_tokens must be a number between 1 and 8, not 0",
+        ),
+        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be a number between 1 and 4, not 5"),
+        ({"prompt_lookup_max": 99}, "prompt_lookup_max must be a number between 1 and 16, not 99"),
+        (
+            {"prompt_lookup_max": "4"},
+            "prompt_lookup_max must be a number between 1 and 16, not '4'",
+        ),
+        ({"num_speculative_tokens": True}, "must be a number between 1 and 8, not True"),
         ({"tokens": 3}, "cannot be read"),
+        ("[]", "cannot be read"),
         ("ngram", "cannot be read"),
     ],
 )

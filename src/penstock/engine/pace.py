@@ -33,7 +33,7 @@ class StepPace:
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
-        # of each size: steps seen, the number of the last one, and the mean seconds
+        # steps seen of each size, the number of the last one, and the mean seconds
         self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
         self._mean = [0.0] * len(SIZES)
         self._count = 0

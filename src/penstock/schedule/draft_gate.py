@@ -28,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
 LEAST_GAIN = 1.03
 
 
-class StepSeconds(Protocol):
+class QuerySeconds(Protocol):
     """Measured seconds of steps."""
 
     def seconds(self, queries: Int64) -> Float64:
@@ -42,7 +42,7 @@ class DraftGate:
     """A Drafter. columns: the scheduler's rows. most: most drafts of a row. seconds: durations of
     steps."""
 
-    def __init__(self, columns: Rows, most: int, seconds: StepSeconds) -> None:
+    def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
         self.proposes = False
         self._columns, self.most, self._seconds = columns, most, seconds
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of

@@ -91,10 +91,28 @@ class Drafting:
         # a row with n right drafts has one at each of the first n places
         self.right += np.cumsum(found[::-1])[::-1][1:]
 
-    @property
-    def reach(self) -> int:
-        """Returns how many tokens beyond its next one a row should have room for."""
-        return self.drafter.most if self.drafter is not None and self.proposes else 0
+    def stats(self) -> dict[str, float]:
+        """Returns the counters of the drafter's drafts; {} without a drafter."""
+        if self.drafter is None:
+            return {}
+        right = {f"spec_accepted_at_{at}": n for at, n in enumerate(self.right.tolist())}
+        return {
+            "spec_drafts": self.counts["drafts"],
+            "spec_draft_tokens": self.counts["tokens"],
+            "spec_accepted_tokens": sum(right.values()),
+            **dict(list(right.items())[: self.drafter.most]),
+        }
+
+    def with_room(self, needs: Bool, runs: Bool, available: int) -> Bool:
+        """Returns `needs`, the rows that need a block, and running rows whose next drafts would
+        cross their last block's end. available: free blocks, of which drafts never take the last.
+        """
+        if self.drafter is None or not self.proposes:
+            return needs
+        columns = self.rows
+        room, reach = columns.blocks * BLOCK_SIZE, columns.planned_length + 1 + self.drafter.most
+        more: Bool = needs | (reach >= room) & (room < columns.limit) & runs
+        return more if np.count_nonzero(more) < available else needs
 
     def without_full(self, rows: Int32) -> Int32:
         """Returns the rows [k] without those that reach their limit if all their drafts in flight

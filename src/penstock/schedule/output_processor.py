@@ -133,7 +133,10 @@ class OutputProcessor:
         ended = rows[np.flatnonzero(over)].astype(np.int32)
         news = np.flatnonzero(hits | over)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        return Read(ended, *given, distrusted, deltas, taken, lives.size - taken, right)
+        wasted = lives.size - taken
+        if plan.drafts is not None and right is not None:
+            wasted -= int(plan.drafts.start[-1] - right.sum())
+        return Read(ended, *given, distrusted, deltas, taken, wasted, right)
 
     def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> Int32:
         """Lowers the rows' planned lengths by the number of drafts in this step that were wrong.

@@ -347,14 +347,8 @@ class Scheduler:
 
     def _short_of_blocks(self) -> Int32:
         """Returns the running rows whose next token needs a new block."""
-        columns = self.rows
-        runs: Bool = columns.state == RUNNING
-        needs = self._need_block() & runs
-        if reach := self.drafting.reach:  # drafts may cross a block's end, if that preempts no row
-            room = columns.blocks * BLOCK_SIZE
-            close = (columns.planned_length + 1 + reach >= room) & (room < columns.limit)
-            more = needs | close & runs
-            needs = more if np.count_nonzero(more) < self.pool.available else needs
+        runs = self.rows.state == RUNNING
+        needs = self.drafting.with_room(self._need_block() & runs, runs, self.pool.available)
         short = needs.nonzero()[0].astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
         return self.drafting.without_full(short)
@@ -436,6 +430,7 @@ class Scheduler:
             "state_misses": self.slots.misses,
             "state_evictions": self.slots.evictions,
             "mean_output_tokens": self.lengths.mean,
+            **self.drafting.stats(),
         }
 
     def expected_tokens_left(self) -> float:

@@ -43,6 +43,7 @@ Quantization = Literal[
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 PrefixGroups = Literal["auto", "always", "off"]
+DraftFrom = Literal["row", "group"]
 TablePlace = Literal["auto", "gpu", "host"]
 
 
@@ -210,6 +211,11 @@ class ScheduleOptions:
         " 4}` looks for a row's last tokens earlier in its own text. Answers stay the same. None:"
         " no drafts.",
     )
+    draft_from: DraftFrom = _knob(
+        "row",
+        "Text that `ngram` looks through: the row's own, or `group`: also that of its request's"
+        " samples that have ended.",
+    )
     preempt_every: int = _knob(
         0, "For tests: preempt a row every so many steps. 0: only when blocks run out.", low=0
     )
@@ -311,6 +317,10 @@ class Config:
         self.model.check_files()
         if self.schedule.speculative_config is not None:
             SpeculativeConfig.of(self.schedule.speculative_config)
+        elif self.schedule.draft_from != "row":
+            raise UsageError(
+                "draft_from is read only with speculative_config: set it too", param="draft_from"
+            )
 
 
 def _check_knob(name: str, value: Any, hint: Any, metadata: dict[str, Any]) -> None:

@@ -99,6 +99,8 @@ FIELDS = (
     Field("word_count", "i4"),
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # token ids that end the sample; -1: none
     Field("tag", "i4"),  # the request's tag, for models that read tags
+    # slot of the texts of its request's ended samples (RowState.texts); -1: none
+    Field("text_slot", "i4", dead=-1),
     # index into the device's pool of token masks; -1: any token is allowed
     Field("mask_slot", "i4", dead=-1),
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from penstock import LLM, SamplingParams
 from penstock.engine.pace import StepPace
 from penstock.errors import UsageError
 from penstock.request import RequestOutput
+from penstock.schedule.group_texts import SLOTS, GroupTexts
+from penstock.schedule.step import JOIN_RECORD
 
 pytestmark = pytest.mark.torch
 
@@ -142,6 +145,65 @@ def test_a_lone_row_that_repeats_itself_takes_few_steps(
         assert llm._engine.scheduler.counts["steps"] <= steps
 
 
+def test_samples_find_what_those_before_them_said(folder: Path) -> None:
+    """Two rows, six equal samples of a prompt: the third goes on as the first did. Without the
+    group's text a row knows its own alone, which says nothing twice."""
+    ask = SamplingParams(
+        max_tokens=LONG, ignore_eos=True, temperature=0.0, n=6, presence_penalty=2.0
+    )
+    told, steps = [], []
+    for source in (None, "row", "group"):
+        asked = {} if source is None else {"speculative_config": SPECULATIVE, "draft_from": source}
+        with open_llm(folder, max_num_seqs=2, steps_ahead=0, **asked) as llm:
+            out = llm.generate([PROMPTS[1], PROMPTS[2]], ask, use_tqdm=False)
+            told.append([[one.token_ids for one in each.outputs] for each in out])
+            steps.append(llm._engine.scheduler.counts["steps"])
+            texts = llm._engine.scheduler.drafting.texts
+            assert (texts is not None) == (source == "group")
+    assert told[0] == told[1] == told[2]
+    assert steps[2] < 0.6 * steps[1] <= 0.6 * steps[0]
+    assert texts is not None and len(texts._free) == SLOTS, "each request gave its slot back"
+
+
+def test_texts_of_ended_samples_are_kept_by_request() -> None:
+    """Two slots of ten tokens: written round, given back, begun anew."""
+
+    def request(samples: int) -> Any:
+        record = np.zeros(1, JOIN_RECORD)
+        record["text_slot"] = -1
+        return SimpleNamespace(outstanding=samples, record=record)
+
+    texts, ids = GroupTexts(slots=2, width=10), np.arange(100, dtype=np.int32)
+    one, two, three, single = request(3), request(2), request(2), request(1)
+    for each in (one, two, three, single):
+        texts.join(each)
+    assert [int(each.record["text_slot"][0]) for each in (one, two, three, single)] == [
+        1,
+        0,
+        -1,
+        -1,
+    ]
+    fresh = texts.launched()
+    assert fresh is not None and fresh.tokens.size == 0 and texts.launched() is None
+    assert dict(zip(fresh.slots.tolist(), fresh.filled.tolist(), strict=True)) == {1: 0, 0: 0}
+    for count, each in ((7, one), (6, one), (40, two), (5, three)):
+        texts.ended(each, ids[:count])
+    fresh = texts.launched()
+    assert fresh is not None
+    assert dict(zip(fresh.slots.tolist(), fresh.filled.tolist(), strict=True)) == {1: 10, 0: 10}
+    kept = np.full(20, -1)
+    kept[fresh.places] = fresh.tokens
+    assert kept[10:].tolist() == [3, 4, 5, 3, 4, 5, 6, 0, 1, 2]
+    assert kept[:10].tolist() == list(range(30, 40))
+    texts.leave(one)
+    texts.join(three)
+    assert int(one.record["text_slot"][0]) == -1 and int(three.record["text_slot"][0]) == 1
+    two.outstanding = 1
+    texts.ended(two, ids[:3])  # nobody is left to read it
+    fresh = texts.launched()
+    assert fresh is not None and (fresh.slots.tolist(), fresh.filled.tolist()) == ([1], [0])
+
+
 @pytest.mark.parametrize(
     "config, why",
     [
@@ -170,3 +232,8 @@ def test_what_is_refused(folder: Path, config: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         open_llm(folder, speculative_config=config)
     assert caught.value.param == "speculative_config" and "\n" not in str(caught.value)
+
+
+def test_a_source_of_drafts_without_drafts_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="draft_from is read only with speculative_config"):
+        open_llm(folder, draft_from="group")

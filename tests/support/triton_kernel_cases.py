@@ -415,25 +415,32 @@ def check_take_drafts(device: str, rows: int) -> None:
         assert queries.draft.tolist() == want and any(takes) and not all(takes)
 
 
-def guess(tokens: list[int], longest: int, shortest: int, drafts: int) -> list[int]:
-    """Prompt lookup by its definition. tokens: a row's, the newest last."""
-    length, best = len(tokens) - 1, (0, -1)
-    for at in range(length):
-        same = 0
-        while same < min(longest, at + 1) and tokens[at - same] == tokens[length - same]:
-            same += 1
-        best = max(best, (same, at)) if same >= shortest else best
-    if best[1] < 0:
-        return tokens[-1:] * drafts
-    after = tokens[best[1] + 1 :]
+def guess(
+    tokens: list[int], text: list[int], longest: int, shortest: int, drafts: int
+) -> list[int]:
+    """Prompt lookup by its definition. tokens: a row's, the newest last. text: of ended samples."""
+
+    def best(of: list[int], count: int) -> tuple[int, int]:
+        found = (0, -1)
+        for at in range(count):
+            same = 0
+            while same < min(longest, at + 1, len(tokens)) and of[at - same] == tokens[-1 - same]:
+                same += 1
+            found = max(found, (same, at)) if same >= shortest else found
+        return found
+
+    own, other = best(tokens, len(tokens) - 1), best(text, len(text))
+    if other[0] > own[0]:
+        return (text[other[1] + 1 :] + tokens[-1:] * drafts)[:drafts]
+    after = tokens[own[1] + 1 :] if own[1] >= 0 else tokens[-1:]
     return [after[i % len(after)] for i in range(drafts)]
 
 
-def check_draft_ngrams(device: str, rows: int, drafts: int = 4) -> None:
-    """Rows of few different tokens, with one to three queries, some of them done: in both columns
-    what the definition says."""
+def check_draft_ngrams(device: str, rows: int, drafts: int = 4, texts: int = 0) -> None:
+    """Rows of few different tokens, with one to three queries, some of them done, some with a text
+    of ended samples: in both columns what the definition says."""
     rng, at = torch.Generator().manual_seed(rows), torch.device(device)
-    state = RowState(rows, 96, (3,), 50, at, drafts=drafts)
+    state = RowState(rows, 96, (3,), 50, at, drafts=drafts, texts=(texts, 70))
     state.done[:rows] = (torch.rand(rows, generator=rng) < 0.2).int().to(device)
     lengths = torch.randint(0, 95, (rows,), generator=rng).int()
     lengths[:2] = torch.tensor([0, 1])
@@ -445,16 +452,26 @@ def check_draft_ngrams(device: str, rows: int, drafts: int = 4) -> None:
     state.block_table[:rows] = blocks.to(device)
     slot_token = torch.full((6 * rows + 1, 16), -7, dtype=torch.int32)
     slot_token[blocks.long()] = said.view(rows, 6, 16)
+    text = [list[int]()] * rows
+    if texts:
+        kept = torch.randint(0, 4, (texts, 70), generator=rng, dtype=torch.int32)
+        kept[0] = torch.arange(20, 90)
+        filled = torch.randint(0, 71, (texts,), generator=rng).int()
+        filled[:2] = torch.tensor([70, 0])
+        slots = torch.randint(-1, texts, (rows,), generator=rng).int()
+        state.texts.copy_(kept)
+        state.text_filled.copy_(filled)
+        state.text_slot[:rows] = slots.to(device)
+        text = [kept[s, : int(filled[s])].tolist() if s >= 0 else [] for s in slots.tolist()]
     counts = torch.randint(1, 4, (rows,), generator=rng)
     ids = torch.randperm(rows, generator=rng).repeat_interleave(counts).int()
     ids = torch.cat((ids, torch.full((3,), rows, dtype=torch.int32))).to(device)
     for longest, shortest in ((4, 3), (2, 1)):
-        want = [
-            [-9] * drafts
-            if state.done[row]
-            else guess(said[row, : int(lengths[row]) + 1].tolist(), longest, shortest, drafts)
-            for row in range(rows)
-        ]
+        want = []
+        for row in range(rows):
+            tokens = said[row, : int(lengths[row]) + 1].tolist()
+            made = guess(tokens, text[row], longest, shortest, drafts)
+            want.append([-9] * drafts if state.done[row] else made)
         for column in (step_ngrams, reference_ngrams):
             state.drafts.fill_(-9)
             column.draft_ngrams(ids, state, slot_token.to(device), longest, shortest)

@@ -22,6 +22,7 @@ from penstock.errors import UsageError
 from penstock.execute.unswept import unswept
 from penstock.execute.wake_gpu import wake_gpu
 from penstock.schedule.draft_gate import DraftGate
+from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -164,6 +165,8 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
     if asked is not None:
         gate = DraftGate(scheduler.rows, asked.num_speculative_tokens, pace)
         scheduler.drafting.drafter = gate
+        if schedule.draft_from == "group":
+            scheduler.drafting.texts = GroupTexts()
     return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner), masks, pace)
 
 

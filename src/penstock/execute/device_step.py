@@ -185,6 +185,10 @@ class DeviceStep:
             self._windows.follow(staged.pages)
         if staged.masks is not None:
             self.sampler.masks.index_copy_(0, *staged.masks)
+        if staged.texts is not None:
+            places, tokens, slots, filled = staged.texts
+            self.rows.texts.view(-1).index_copy_(0, places, tokens)
+            self.rows.text_filled.index_copy_(0, slots, filled)
         if staged.group_blocks is not None:
             self.launches.take_group_blocks(staged.group_blocks)
         if staged.chunks is not None:

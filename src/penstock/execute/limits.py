@@ -54,6 +54,8 @@ class BatchLimits:
     # number of token masks that the device holds
     mask_slots: int = field(default=MASK_SLOTS, kw_only=True)
     speculative: SpeculativeConfig | None = field(default=None, kw_only=True)
+    # True: the device keeps texts of ended samples for their groups' drafts
+    group_texts: bool = field(default=False, kw_only=True)
 
     @property
     def max_queries(self) -> int:
@@ -80,7 +82,7 @@ class Limits(BatchLimits):
 
 
 # fields of Limits that are not numbers: all ranks take the first one's
-OF_FIRST = ("graph_sizes", "plain_graphs", "speculative")
+OF_FIRST = ("graph_sizes", "plain_graphs", "speculative", "group_texts")
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:
@@ -120,6 +122,7 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
         length,
         mask_slots=min(rows, MASK_SLOTS),
         speculative=None if asked is None else SpeculativeConfig.of(asked),
+        group_texts=config.schedule.draft_from == "group",
     )
 
 
@@ -174,6 +177,7 @@ def with_kv(
         state_slots=slots,
         mask_slots=limits.mask_slots,
         speculative=limits.speculative,
+        group_texts=limits.group_texts,
         graph_sizes=_graph_sizes(limits, config) if device.type == "cuda" else (),
         plain_graphs=config.plain_graphs,
     )

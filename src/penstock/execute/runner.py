@@ -41,6 +41,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.quant.fp4 import E4m3Scales, in_fp4
 from penstock.row_table import MAX_DRAFTS
+from penstock.schedule.group_texts import SLOTS, WIDTH
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
@@ -320,7 +321,10 @@ def _step(
     device, vocabulary = model.device, model.config.vocab_size
     asked = limits.speculative
     drafts = MAX_DRAFTS if asked is None else max(MAX_DRAFTS, asked.num_speculative_tokens)
-    rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device, drafts)
+    texts = (SLOTS, WIDTH) if limits.group_texts else (0, 0)
+    rows = RowState(
+        limits.max_rows, limits.max_model_len, end_ids, vocabulary, device, drafts, texts
+    )
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
     # must be equal on all ranks, because they exchange results after each slice
     slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)

@@ -10,9 +10,13 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
+from penstock.schedule.admission import Piece
+from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_slots import MaskSlots
+from penstock.schedule.output_processor import OutputProcessor, Read
+from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import Rows
-from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64, StepPlan, Texts
 
 # a step gets one forced token per so many rows without a constraint, so that forced tokens delay
 # these rows only a little
@@ -34,6 +38,8 @@ class Drafting:
     ) -> None:
         self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
         self._queries = queries
+        # texts of ended samples, for their groups' drafts; None: not kept
+        self.texts: GroupTexts | None = None
         # True if the device should draft after the step that was offered drafts last
         self.proposes = False
         # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
@@ -80,14 +86,34 @@ class Drafting:
         columns.drafted[rows] += drafts.counts
         return drafts
 
-    def settled(self, rows: Int32, drafts: Drafts, right: Int32) -> None:
-        """Takes in a step that was read: its rows, their drafts, and how many of each row's were
-        right."""
-        if self.drafter is None:
+    def join(self, pieces: list[Piece]) -> None:
+        """Gives the requests of joining rows room for their ended samples' texts."""
+        if self.texts is not None:
+            for piece in pieces:
+                self.texts.join(piece.group.live)
+
+    def fresh_texts(self) -> Texts | None:
+        """Returns the texts of ended samples that the device gets with the next step."""
+        return None if self.texts is None else self.texts.launched()
+
+    def forget(self, live: RequestState) -> None:
+        """Drops the texts of a request that is over."""
+        if self.texts is not None:
+            self.texts.leave(live)
+
+    def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> None:
+        """Takes in a step that was read: which drafts were right, and the texts of the samples that
+        ended. Call it before their blocks are given back."""
+        if self.texts is not None:
+            for row in read.ended.tolist():
+                live = groups[int(self.rows.group[row])].live
+                self.texts.ended(live, outputs.tokens_of(row))
+        if self.drafter is None or plan.drafts is None or read.right is None:
             return
-        own = ~self.rows.constrained.take(rows)
-        self.drafter.settled(rows[own], drafts.counts[own], right[own])
-        found = np.bincount(right[own], minlength=self.right.size + 1)
+        own = ~self.rows.constrained.take(plan.rows)
+        right = read.right[own]
+        self.drafter.settled(plan.rows[own], plan.drafts.counts[own], right)
+        found = np.bincount(right, minlength=self.right.size + 1)
         # a row with n right drafts has one at each of the first n places
         self.right += np.cumsum(found[::-1])[::-1][1:]
 

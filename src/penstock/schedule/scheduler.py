@@ -195,6 +195,7 @@ class Scheduler:
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
+        self.drafting.join(admitted.pieces)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
             for piece in admitted.pieces:
@@ -253,13 +254,12 @@ class Scheduler:
         self._read = plan.number
         prompts = self.news.read(plan, result)
         read = self.outputs.read(plan, result)
-        if plan.drafts is not None and read.right is not None:
-            self.drafting.settled(plan.rows, plan.drafts, read.right)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
         self._clears |= bool(read.bad.size)
         self.finisher.invalidate(read.bad)
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
+        self.drafting.read(plan, read, self.groups, self.outputs)
         self._forget(self.finisher.ended(read.ended))
         self._free_read()
         read.deltas.prompts = prompts
@@ -309,6 +309,7 @@ class Scheduler:
             joins=joins,
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
+            texts=self.drafting.fresh_texts(),
             proposes=self.drafting.proposes,
             masks=self.mask_slots.masks(),
             draws_late=draws_late,
@@ -393,6 +394,7 @@ class Scheduler:
             if live.outstanding or self.live.pop(live.request_id, None) is None:
                 continue
             self.mask_slots.forget(live)
+            self.drafting.forget(live)
             if live.watch >= 0:
                 self.watch.release(live.watch)
 

@@ -208,6 +208,16 @@ class Drafts:
 
 
 @dataclass(slots=True)
+class Texts:
+    """t tokens of samples that ended, written to m of the device's texts (RowState.texts)."""
+
+    places: Int64  # [t] slot * width + place in the text
+    tokens: Int32  # [t] ids
+    slots: Int64  # [m] slots, distinct
+    filled: Int32  # [m] tokens in each slot from now on
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step of S rows with Q queries (one per row, or more with drafts) and G prefix groups.
     Rows of a prefix group are neighbours in `rows`; rows without a group come after all groups."""
@@ -230,6 +240,7 @@ class StepPlan:
     masks: Masks | None = None
     # True if rows have constraints: no token is drawn until Runner.draw is called
     draws_late: bool = False
+    texts: Texts | None = None
     proposes: bool = False  # True: after the draw the device drafts the rows' next tokens
     clears: bool = (
         False  # clear blocks when giving them out, since some row's logits were not finite

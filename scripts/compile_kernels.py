@@ -173,6 +173,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "eight-kv": (LLAMA, {"kv_cache_dtype": "fp8"}),
+    "drafts": (LLAMA, {"speculative_config": '{"num_speculative_tokens": 8}'}),
     "eight-latent": (LATENT, {"kv_cache_dtype": "fp8"}),
 }
 

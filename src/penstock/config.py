@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from penstock.errors import UsageError
+from penstock.speculative import SpeculativeConfig, as_text
 
 # limits max_num_seqs: a row takes memory before it runs, an entry in every batch array and a
 # line of the block table
@@ -42,6 +43,7 @@ Quantization = Literal[
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 PrefixGroups = Literal["auto", "always", "off"]
+DraftFrom = Literal["row", "group"]
 TablePlace = Literal["auto", "gpu", "host"]
 
 
@@ -203,6 +205,17 @@ class ScheduleOptions:
     steps_ahead: int = _knob(
         1, "Steps launched before an earlier one is read. 0 reads each at once.", low=0, high=3
     )
+    speculative_config: str | None = _knob(
+        None,
+        'Drafts tokens ahead of the model, in JSON: `{"method": "ngram", "num_speculative_tokens":'
+        " 4}` looks for a row's last tokens earlier in its own text. Answers stay the same. None:"
+        " no drafts.",
+    )
+    draft_from: DraftFrom = _knob(
+        "row",
+        "Text that `ngram` looks through: the row's own, or `group`: also that of its request's"
+        " samples that have ended.",
+    )
     preempt_every: int = _knob(
         0, "For tests: preempt a row every so many steps. 0: only when blocks run out.", low=0
     )
@@ -264,6 +277,8 @@ class Config:
                 raise UsageError(
                     f"unknown option {name!r}: known are {', '.join(sorted(places))}", param=name
                 )
+            if name == "speculative_config":
+                value = as_text(value)
             setattr(places[name], name, value)
         # scripts for vLLM often give the same folder for both
         if config.model.tokenizer == config.model.model:
@@ -300,6 +315,12 @@ class Config:
                     knob.name, getattr(group, knob.name), hints[knob.name], dict(knob.metadata)
                 )
         self.model.check_files()
+        if self.schedule.speculative_config is not None:
+            SpeculativeConfig.of(self.schedule.speculative_config)
+        elif self.schedule.draft_from != "row":
+            raise UsageError(
+                "draft_from is read only with speculative_config: set it too", param="draft_from"
+            )
 
 
 def _check_knob(name: str, value: Any, hint: Any, metadata: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ BAD_WORD_IDS = 16
 
 # most draft tokens of a row in a step; each one makes the kernels that update rows load more
 MAX_DRAFTS = 4
+MOST_SPECULATIVE_TOKENS = 8  # most drafts where speculative_config asks for more
 
 # Bits of `wants`: the sampling options of a row beyond temperature. A step has the OR of its rows'
 # bits.
@@ -98,6 +99,8 @@ FIELDS = (
     Field("word_count", "i4"),
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # token ids that end the sample; -1: none
     Field("tag", "i4"),  # the request's tag, for models that read tags
+    # slot of the texts of its request's ended samples (RowState.texts); -1: none
+    Field("text_slot", "i4", dead=-1),
     # index into the device's pool of token masks; -1: any token is allowed
     Field("mask_slot", "i4", dead=-1),
 )

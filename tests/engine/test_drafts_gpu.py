@@ -4,13 +4,48 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_model import make_folder
 from oracle_drafter import Oracle
 
 from penstock import LLM, SamplingParams
+from penstock.engine.pace import StepPace
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("ahead, most", [(0, 8), (1, 4), (3, 4)])
+def test_prompt_lookup_changes_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, most: int
+) -> None:
+    """Steps count as equally long, so that rows draft whatever the GPU's pace."""
+    monkeypatch.setattr(StepPace, "seconds", lambda self, queries: np.ones(queries.size))
+    prompts = [[2 + (i * 7 + k * k) % 280 for i in range(30 + 2 * k)] for k in range(48)]
+    asks = [
+        SamplingParams(
+            temperature=k % 3 * 0.5,
+            allowed_token_ids=[40 + k, 41 + k, 42 + k][: 1 + k % 3] if k % 4 else None,
+            repetition_penalty=(1.0, 1.2)[k % 5 == 0],
+            seed=k,
+            max_tokens=60,
+            logprobs=(None, 1)[k % 6 == 0],
+            detokenize=False,
+        )
+        for k in range(48)
+    ]
+    knobs = {"device": "cuda", "dtype": "float32", "max_model_len": 256, "steps_ahead": ahead}
+    told, steps = [], []
+    for config in (None, {"num_speculative_tokens": most, "prompt_lookup_min": 2}):
+        with LLM(
+            str(make_folder(tmp_path)), speculative_config=config, kv_cache_tokens=50_000, **knobs
+        ) as llm:
+            outs = llm.generate(prompts, asks, use_tqdm=False)
+            lone = llm.generate(prompts[:1], asks[1:2], use_tqdm=False)
+            told.append([out.outputs[0].token_ids for out in outs + lone])
+            steps.append(llm._engine.scheduler.counts["steps"])
+            right = int(llm._engine.scheduler.drafting.right.sum())
+    assert told[0] == told[1] and right > 0 and steps[1] < steps[0]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

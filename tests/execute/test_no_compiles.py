@@ -115,6 +115,10 @@ CASES: dict[str, dict[str, Any]] = {
         "knobs": {"max_num_seqs": 20, "max_num_batched_tokens": 280, "kv_cache_dtype": "fp8"},
     },
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
+    "drafts": {
+        "shape": LLAMA,
+        "knobs": {"max_num_seqs": 3, "speculative_config": {"num_speculative_tokens": 8}},
+    },
 }
 
 
@@ -148,6 +152,7 @@ def test_nothing_is_launched_that_the_start_has_not_launched(
         "penalties._adjust",
         "blocks._copy_blocks",
     }
+    assert ("ngrams._draft_ngrams" in kernels) == (case == "drafts")
 
 
 def test_keys_hang_on_the_model_alone(found: dict[str, dict[str, Any]]) -> None:

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": (LLAMA, {}),
     "few rows": (LLAMA, {"max_num_seqs": 24, "max_model_len": 500}),
     "one row": (LLAMA, {"max_num_seqs": 1, "quantization": "fp8"}),
+    "drafts": (LLAMA, {"speculative_config": {"prompt_lookup_min": 1}, "max_num_seqs": 20}),
     "fp16": (SHAPE, {"dtype": "float16", "max_num_seqs": 600}),
     "eight bits": (LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": 3000}),
     "int4": (SHAPE, {"quantization": "int4", "max_num_seqs": 300, "prefix_groups": "always"}),

@@ -20,6 +20,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "key_set",
             "mask_board",
             "shared_weights",
+            "speculative",
             "status_line",
             "vllm_arguments",
             "request_checks",

@@ -71,6 +71,12 @@ def test_rows():
     cases.check_take_drafts(CPU, 70)
 
 
+@pytest.mark.parametrize("drafts, texts", [(4, 0), (7, 6)])
+def test_ngrams(monkeypatch, drafts, texts):
+    monkeypatch.setattr(cases.step_ngrams, "_BLOCK", 32)  # several tiles a row
+    cases.check_draft_ngrams(CPU, 20, drafts, texts)
+
+
 def test_noise():
     cases.check_noise(CPU, 128 * 8)
 

@@ -114,6 +114,8 @@ def test_prepare_and_advance(cases, rows):
 def test_join_and_grow(cases):
     cases.check_join_and_grow(GPU)
     cases.check_take_drafts(GPU, 700)
+    cases.check_draft_ngrams(GPU, 300, 8)
+    cases.check_draft_ngrams(GPU, 300, 4, 40)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.request import RequestOutput
+from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Drafts, Int32
 
@@ -15,6 +16,12 @@ class Oracle:
     def __init__(self, scheduler: Scheduler, alone: list[RequestOutput]) -> None:
         self.scheduler = scheduler
         self.told = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in alone}
+
+    most = MAX_DRAFTS
+    proposes = False
+
+    def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
+        """Learns nothing."""
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         start, tokens, columns = [0], list[int](), self.scheduler.rows

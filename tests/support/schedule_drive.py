@@ -22,6 +22,7 @@ from toy_constraint import Alternating
 from penstock.request import REST, Request, SamplingParams
 from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, Deltas, PromptNews
+from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_makers import MasksHere
 from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
@@ -52,6 +53,12 @@ class Guesser:
 
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
+
+    most = MAX_DRAFTS
+    proposes = False
+
+    def settled(self, rows: np.ndarray, offered: np.ndarray, right: np.ndarray) -> None:
+        """Learns nothing."""
 
     def offer(self, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray) -> Drafts:
         counts, tokens = [], []
@@ -114,6 +121,8 @@ class Drive:
         by_device = drafts is not None and drafts % 4 == 3
         guesser = None if drafts is None else Guesser(self, drafts, by_device)
         self.scheduler = Scheduler(limits, guesser, makers=makers)
+        if by_device:
+            self.scheduler.drafting.texts = GroupTexts(slots=2, width=24)
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(
             limits.num_blocks,
@@ -305,6 +314,8 @@ class Drive:
             assert not (stuck and self.scheduler.plan_is_stuck()), "the scheduler gave up"
             assert idle < 200, "the scheduler has work and does nothing"
         self._check_over()
+        texts = self.scheduler.drafting.texts
+        assert texts is None or sorted(texts._free) == [0, 1], "a slot of texts was not given back"
 
     def check(self) -> None:
         self.scheduler.check()

@@ -40,6 +40,12 @@ class Repeats:
 class Counts:
     """Offers as many drafts as there may be."""
 
+    most = MAX_DRAFTS
+    proposes = True
+
+    def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
+        """Learns nothing."""
+
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         return Drafts(np.concatenate(([0], np.cumsum(most))).astype(np.int32), None)
 

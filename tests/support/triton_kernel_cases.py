@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.kernels.inputs import TILE, Queries, SamplerInputs, VocabularyPart
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.sampling import logprobs as plain_logprobs
+from penstock.kernels.reference.sampling import ngrams as reference_ngrams
 from penstock.kernels.reference.sampling import noise as plain_noise
 from penstock.kernels.reference.sampling import penalties as plain_penalties
 from penstock.kernels.reference.sampling import row_state as reference_rows
@@ -32,6 +33,7 @@ from penstock.kernels.triton.elementwise import activation, embedding, norm
 from penstock.kernels.triton.linear import linear_gated, linear_one, linear_small, one_row
 from penstock.kernels.triton.sampling import advance as fast_advance
 from penstock.kernels.triton.sampling import logprobs, penalties
+from penstock.kernels.triton.sampling import ngrams as step_ngrams
 from penstock.kernels.triton.sampling import row_state as step_rows
 from penstock.kernels.triton.sampling import sample as fast_sample
 from penstock.parallel.layout import stretch
@@ -326,6 +328,7 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
         bias_count=ints(1),
         word_count=ints(1),
         mask_slot=ints(4, -1),
+        drafts=ints(50).repeat(4, 1).T,
     )
     made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
@@ -410,6 +413,70 @@ def check_take_drafts(device: str, rows: int) -> None:
         queries = Queries(offset.to(device), draft.to(device).clone())
         column.take_drafts(ids.to(device), queries, state)
         assert queries.draft.tolist() == want and any(takes) and not all(takes)
+
+
+def guess(
+    tokens: list[int], text: list[int], longest: int, shortest: int, drafts: int
+) -> list[int]:
+    """Prompt lookup by its definition. tokens: a row's, the newest last. text: of ended samples."""
+
+    def best(of: list[int], count: int) -> tuple[int, int]:
+        found = (0, -1)
+        for at in range(count):
+            same = 0
+            while same < min(longest, at + 1, len(tokens)) and of[at - same] == tokens[-1 - same]:
+                same += 1
+            found = max(found, (same, at)) if same >= shortest else found
+        return found
+
+    own, other = best(tokens, len(tokens) - 1), best(text, len(text))
+    if other[0] > own[0]:
+        return (text[other[1] + 1 :] + tokens[-1:] * drafts)[:drafts]
+    after = tokens[own[1] + 1 :] if own[1] >= 0 else tokens[-1:]
+    return [after[i % len(after)] for i in range(drafts)]
+
+
+def check_draft_ngrams(device: str, rows: int, drafts: int = 4, texts: int = 0) -> None:
+    """Rows of few different tokens, with one to three queries, some of them done, some with a text
+    of ended samples: in both columns what the definition says."""
+    rng, at = torch.Generator().manual_seed(rows), torch.device(device)
+    state = RowState(rows, 96, (3,), 50, at, drafts=drafts, texts=(texts, 70))
+    state.done[:rows] = (torch.rand(rows, generator=rng) < 0.2).int().to(device)
+    lengths = torch.randint(0, 95, (rows,), generator=rng).int()
+    lengths[:2] = torch.tensor([0, 1])
+    state.length[:rows] = lengths.to(device)
+    said = torch.randint(0, 4, (rows, 96), generator=rng, dtype=torch.int32)
+    said[::5] = torch.arange(96, dtype=torch.int32)  # nothing stands twice
+    state.last_token[:rows] = said.gather(1, lengths[:, None].long())[:, 0].to(device)
+    blocks = torch.randperm(6 * rows, generator=rng).int().view(rows, 6) + 1
+    state.block_table[:rows] = blocks.to(device)
+    slot_token = torch.full((6 * rows + 1, 16), -7, dtype=torch.int32)
+    slot_token[blocks.long()] = said.view(rows, 6, 16)
+    text = [list[int]()] * rows
+    if texts:
+        kept = torch.randint(0, 4, (texts, 70), generator=rng, dtype=torch.int32)
+        kept[0] = torch.arange(20, 90)
+        filled = torch.randint(0, 71, (texts,), generator=rng).int()
+        filled[:2] = torch.tensor([70, 0])
+        slots = torch.randint(-1, texts, (rows,), generator=rng).int()
+        state.texts.copy_(kept)
+        state.text_filled.copy_(filled)
+        state.text_slot[:rows] = slots.to(device)
+        text = [kept[s, : int(filled[s])].tolist() if s >= 0 else [] for s in slots.tolist()]
+    counts = torch.randint(1, 4, (rows,), generator=rng)
+    ids = torch.randperm(rows, generator=rng).repeat_interleave(counts).int()
+    ids = torch.cat((ids, torch.full((3,), rows, dtype=torch.int32))).to(device)
+    for longest, shortest in ((4, 3), (2, 1)):
+        want = []
+        for row in range(rows):
+            tokens = said[row, : int(lengths[row]) + 1].tolist()
+            made = guess(tokens, text[row], longest, shortest, drafts)
+            want.append([-9] * drafts if state.done[row] else made)
+        for column in (step_ngrams, reference_ngrams):
+            state.drafts.fill_(-9)
+            column.draft_ngrams(ids, state, slot_token.to(device), longest, shortest)
+            assert state.drafts[:rows].tolist() == want, column.__name__
+            assert (state.drafts[rows] == -9).all()
 
 
 def check_join_and_grow(device: str) -> None:

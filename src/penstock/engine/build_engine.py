@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.fitted import fit, open_fitted
+from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.execute.unswept import unswept
 from penstock.execute.wake_gpu import wake_gpu
+from penstock.schedule.draft_gate import DraftGate
+from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -137,6 +140,7 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
     tokens = min(
         runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens
     )
+    asked, pace = runner.speculative, StepPace()
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=runner.kv_pages,
@@ -146,6 +150,7 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
             max_rows=min(runner.max_rows, batching.max_num_seqs or runner.max_rows, tokens),
             max_model_len=runner.max_model_len,
             max_batched_tokens=tokens,
+            max_queries=min(runner.max_queries, tokens),
             mask_slots=runner.mask_slots,
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
@@ -157,7 +162,12 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
         ),
         makers=masks,
     )
-    return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner), masks)
+    if asked is not None:
+        gate = DraftGate(scheduler.rows, asked.num_speculative_tokens, pace)
+        scheduler.drafting.drafter = gate
+        if schedule.draft_from == "group":
+            scheduler.drafting.texts = GroupTexts()
+    return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner), masks, pace)
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:

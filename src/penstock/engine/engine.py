@@ -40,7 +40,7 @@ class Refused:
 class Engine:
     """A scheduler and a runner, driven by step(). limit: the roofline gauge, if the hardware's peak
     rates are known. masks: makes token masks of structured outputs, shared with the scheduler;
-    None: such requests are refused."""
+    None: such requests are refused. pace: measures steps, for whoever reads it too."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Engine:
         steps_ahead: int = 1,
         limit: RooflineGauge | None = None,
         masks: MaskPool | None = None,
+        pace: StepPace | None = None,
     ) -> None:
         self.masks = masks
         self.weights_version = FIRST_WEIGHTS
@@ -65,7 +66,7 @@ class Engine:
             None  # a late step: its forward is launched, its draw waits for token masks
         )
         self._patience = MaskPatience()
-        self._rate, self._pace = _Rate(), StepPace()
+        self._rate, self._pace = _Rate(), pace or StepPace()
         self.completed = 0  # number of steps that were launched and read
         # an exception interrupted a step: the scheduler's columns may be inconsistent
         self.broken = False
@@ -172,7 +173,9 @@ class Engine:
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
-        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic())
+        queries = oldest.rows.size
+        queries += 0 if oldest.drafts is None else int(oldest.drafts.start[-1])
+        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries)
         self.broken = True
         self.flights.popleft()
         if self.limit is not None:

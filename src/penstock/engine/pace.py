@@ -1,5 +1,5 @@
-"""StepPace: measures seconds per drawn and per prompt token. The figures come from the durations of
-the engine's steps.
+"""StepPace: measures seconds per drawn and per prompt token, and of steps by their queries. The
+figures come from the durations of the engine's steps.
 
 The router between replicas weighs requests by these figures (schedule/replica_router.py). The cost
 of a drawn token is its cost in the fullest steps seen: in a step of few rows most of the time goes
@@ -8,8 +8,18 @@ to reading the weights, and one more row is nearly free. Knows numbers of steps 
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 
+import numpy as np
+from numpy.typing import NDArray
+
+# Numbers of queries up to which steps are measured together, for the gate of drafts.
+SIZES = [*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512]
+_ENOUGH = 3  # steps of a size after which its seconds count as known
+_OLD = 2000  # steps after which they no longer do: text has become longer or shorter meanwhile
+_NEWEST, _STEEPEST = 0.1, 0.3  # weight of the newest step, in logarithms, and its largest change
 _FADE = 0.98  # weight of the old value in a running mean, at each step
 # factor by which the stored least seconds grow per step, so that an outdated value is replaced
 _FORGET = 1.0005
@@ -23,6 +33,10 @@ class StepPace:
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
+        # steps seen of each size, the number of the last one, and the mean seconds
+        self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
+        self._mean = [0.0] * len(SIZES)
+        self._count = 0
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )
@@ -30,9 +44,9 @@ class StepPace:
     def launched(self, now: float) -> None:
         self._launched.append(now)
 
-    def read(self, rows: int, prompt_tokens: int, now: float) -> None:
+    def read(self, rows: int, prompt_tokens: int, now: float, queries: int = 0) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
-        before it, whichever is later."""
+        before it, whichever is later. queries: its rows and drafts; 0: as many as rows."""
         took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
@@ -42,6 +56,43 @@ class StepPace:
                 took if not self._drawing else self._drawing * _FADE + took * (1 - _FADE)
             )
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
+            self._measure(queries or rows, took)
+
+    def _measure(self, queries: int, took: float) -> None:
+        self._count += 1
+        at = bisect_left(SIZES, queries)
+        if at == len(SIZES) or took <= 0:
+            return
+        if self._count - self._last[at] > _OLD:
+            self._seen[at] = 0
+        seen, mean = self._seen[at], self._mean[at]
+        self._seen[at], self._last[at] = seen + 1, self._count
+        if seen < _ENOUGH:
+            self._mean[at] = min(took, mean) if seen else took
+        else:
+            change = min(max(math.log(took / mean), -_STEEPEST), _STEEPEST)
+            self._mean[at] = mean * math.exp(_NEWEST * change)
+
+    def seconds(self, queries: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the seconds of a step without prompts for each number of queries [n], between
+        known ones by interpolation. Beyond the largest known one they are its; 0: none is known."""
+        known = [
+            at
+            for at, seen in enumerate(self._seen)
+            if seen >= _ENOUGH and self._count - self._last[at] <= _OLD
+        ]
+        if not known:
+            return np.zeros(queries.size)
+        found: NDArray[np.float64] = np.interp(
+            queries, [SIZES[at] for at in known], [self._mean[at] for at in known]
+        )
+        return found
+
+    def sizes(self, least: int, most: int) -> NDArray[np.int64]:
+        """Returns the numbers of queries between `least` and `most` up to which steps are measured
+        together."""
+        within = [size for size in SIZES if least <= size < most]
+        return np.array(within + [most] * (least <= most <= SIZES[-1]), np.int64)
 
     def stats(self) -> dict[str, float]:
         """Returns the seconds per token, per prompt token and per step without prompts;

@@ -52,7 +52,9 @@ class DeviceStep:
         mask_slots: int,
         masks: MappedMasks,
         windows: WindowTables | None = None,
+        max_queries: int = 0,
     ) -> None:
+        """max_queries: most rows and drafts of a step; 0: as many as rows."""
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = (
             model,
             ops,
@@ -65,10 +67,8 @@ class DeviceStep:
         self._windows = windows
         self.max_rows = rows.length.shape[0] - 1
         self._sizes = sizes = PADDED if ops.compiled else EXACT
-        capacity, device = (
-            max(sizes.rows(self.max_rows), sizes.beside(self.max_rows, 1).rows),
-            rows.device,
-        )
+        queries, device = max(max_queries, self.max_rows), rows.device
+        capacity = max(sizes.rows(queries), sizes.beside(queries, 1).rows)
         groups = sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, groups, device)
         self.sampler = DeviceSampler(
@@ -185,6 +185,10 @@ class DeviceStep:
             self._windows.follow(staged.pages)
         if staged.masks is not None:
             self.sampler.masks.index_copy_(0, *staged.masks)
+        if staged.texts is not None:
+            places, tokens, slots, filled = staged.texts
+            self.rows.texts.view(-1).index_copy_(0, places, tokens)
+            self.rows.text_filled.index_copy_(0, slots, filled)
         if staged.group_blocks is not None:
             self.launches.take_group_blocks(staged.group_blocks)
         if staged.chunks is not None:

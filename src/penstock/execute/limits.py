@@ -17,9 +17,12 @@ from penstock.config import BLOCK_SIZE, Config
 from penstock.errors import CapacityError, UsageError
 from penstock.execute.padding import GRAPH_ROWS, graph_sizes
 from penstock.schedule.state_slots import first_snapshot
+from penstock.speculative import SpeculativeConfig
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
+# most queries of a step beyond its rows: with more, drafts cost as much as rows
+QUERIES_WITH_DRAFTS = 512
 MASK_SLOTS = 1024  # token masks on the device; 16 MB with a vocabulary of 128k tokens
 CPU_SHARE = 0.25  # share of free host memory to use; other programs need some too
 # approximate share of a GPU's memory for a step's temporary tensors and CUDA graphs
@@ -50,6 +53,16 @@ class BatchLimits:
     max_model_len: int
     # number of token masks that the device holds
     mask_slots: int = field(default=MASK_SLOTS, kw_only=True)
+    speculative: SpeculativeConfig | None = field(default=None, kw_only=True)
+    # True: the device keeps texts of ended samples for their groups' drafts
+    group_texts: bool = field(default=False, kw_only=True)
+
+    @property
+    def max_queries(self) -> int:
+        """Returns the most queries of a step: its rows and their drafts."""
+        drafts = 0 if self.speculative is None else self.speculative.num_speculative_tokens
+        few = min(self.max_rows * (1 + drafts), QUERIES_WITH_DRAFTS, self.max_batched_tokens)
+        return max(self.max_rows, few)
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,12 +81,14 @@ class Limits(BatchLimits):
     )
 
 
+# fields of Limits that are not numbers: all ranks take the first one's
+OF_FIRST = ("graph_sizes", "plain_graphs", "speculative", "group_texts")
+
+
 def agreed(limits: Sequence[Limits]) -> Limits:
     """Returns limits that every rank has room for: the least of each number, and the first rank's
     graph sizes."""
-    numbers = [
-        each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")
-    ]
+    numbers = [each.name for each in fields(Limits) if each.name not in OF_FIRST]
     return replace(
         limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers}
     )
@@ -100,7 +115,15 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
             f" {context} or less",
             param="max_model_len",
         )
-    return BatchLimits(rows, tokens, length, mask_slots=min(rows, MASK_SLOTS))
+    asked = config.schedule.speculative_config
+    return BatchLimits(
+        rows,
+        tokens,
+        length,
+        mask_slots=min(rows, MASK_SLOTS),
+        speculative=None if asked is None else SpeculativeConfig.of(asked),
+        group_texts=config.schedule.draft_from == "group",
+    )
 
 
 def with_kv(
@@ -153,6 +176,8 @@ def with_kv(
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
         state_slots=slots,
         mask_slots=limits.mask_slots,
+        speculative=limits.speculative,
+        group_texts=limits.group_texts,
         graph_sizes=_graph_sizes(limits, config) if device.type == "cuda" else (),
         plain_graphs=config.plain_graphs,
     )
@@ -208,7 +233,7 @@ def _with_rows_that_fit(
 
 
 def _graph_sizes(limits: BatchLimits, config: Config) -> tuple[int, ...]:
-    most = min(limits.max_rows, GRAPH_ROWS)
+    most = min(limits.max_queries, GRAPH_ROWS)
     return tuple(graph_sizes(most, config.batching.max_cudagraph_capture_size or most))
 
 

@@ -109,6 +109,12 @@ def open_share(
     limits = batch_limits(config, model_config.context, device)
     model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
     clock.end("weights")
+    if limits.speculative is not None and model.slot_bytes:
+        raise UsageError(
+            "speculative_config: this model's recurrent states can't go back behind a wrong draft:"
+            " leave it out",
+            param="speculative_config",
+        )
     with _named_failures(device):
         if (
             layout.size > 1

@@ -23,6 +23,7 @@ from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache, kv_words
 from penstock.execute.layer_pages import LayerPages, pages_of
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
+from penstock.execute.ngram_proposer import NgramProposer
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.reload import take_weights
 from penstock.execute.sampling_mirror import SamplingMirror
@@ -39,6 +40,8 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.quant.fp4 import E4m3Scales, in_fp4
+from penstock.row_table import MAX_DRAFTS
+from penstock.schedule.group_texts import SLOTS, WIDTH
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
@@ -73,7 +76,8 @@ class TorchRunner:
         config, device = model.config, model.device
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
-        self.max_rows = limits.max_rows
+        self.max_rows, self.max_queries = limits.max_rows, limits.max_queries
+        self.speculative = limits.speculative
         self.snapshots = range(first_snapshot(limits.max_rows), limits.state_slots)
         self._graph_sizes, self._plain_graphs = limits.graph_sizes, limits.plain_graphs
         self.grouping = grouping  # True if steps may have prefix groups
@@ -315,14 +319,19 @@ def _step(
     pages: LayerPages | None,
 ) -> DeviceStep:
     device, vocabulary = model.device, model.config.vocab_size
-    rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
+    asked = limits.speculative
+    drafts = MAX_DRAFTS if asked is None else max(MAX_DRAFTS, asked.num_speculative_tokens)
+    texts = (SLOTS, WIDTH) if limits.group_texts else (0, 0)
+    rows = RowState(
+        limits.max_rows, limits.max_model_len, end_ids, vocabulary, device, drafts, texts
+    )
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
     # must be equal on all ranks, because they exchange results after each slice
     slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
     windows = None if pages is None else WindowTables(pages, rows, kv.dump_block + 1)
-    return DeviceStep(
+    step = DeviceStep(
         model,
         row_ops,
         rows,
@@ -334,7 +343,11 @@ def _step(
         limits.mask_slots,
         masks,
         windows,
+        limits.max_queries,
     )
+    if asked is not None:
+        step.draw.proposer = NgramProposer(row_ops, kv.slot_token, asked)
+    return step
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:

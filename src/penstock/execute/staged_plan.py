@@ -65,6 +65,9 @@ class StagedPlan:
     masks: tuple[Tensor, Tensor] | None = (
         None  # token masks: slots int64 [masks], words int32 [masks, ceil(vocabulary / 32)]
     )
+    # texts of ended samples: places int64 [t], tokens int32 [t], slots int64 [m], their new numbers
+    # of tokens int32 [m]
+    texts: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     group_blocks: Tensor | None = None  # blocks of each prefix group, int32 [groups, width]
     chunks: StagedChunks | None = None
 
@@ -127,6 +130,8 @@ class PlanStager:
             staged.new_blocks = add(packing.new_block_lines(plan.new_blocks))
         if plan.masks is not None:
             staged.masks = add(plan.masks.slots.astype(np.int64)), add(plan.masks.words)
+        if (texts := plan.texts) is not None:
+            staged.texts = add(texts.places), add(texts.tokens), add(texts.slots), add(texts.filled)
         if plan.group_length.size and not self._there(plan.group_blocks):
             staged.group_blocks = add(plan.group_blocks)
         if plan.chunks is not None and plan.chunks.tokens.size:

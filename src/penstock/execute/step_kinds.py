@@ -58,7 +58,8 @@ class StepDraw:
             size = min(self._launches.size_of(queries), staged.sizes.rows)
             outcome.logprobs = self._drawn(staged, size, hidden, forces)
             outcome.tokens = self._launches.sampler.sampled_ids[:queries]
-            if self.proposer is not None:
+            if plan.proposes:
+                assert self.proposer is not None, "a plan proposes where nothing drafts"
                 self._launches.propose(self.proposer, size, hidden)
         if plan.chunks is not None and plan.chunks.scored:
             outcome.prompt_logprobs = self._scorer.score(hidden[staged.sizes.rows :], plan.chunks)
@@ -134,7 +135,7 @@ class Decode:
     def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
         """Returns the graph of forward and plain draw in one, if this step has one."""
         graphs = self._launches.graphs
-        if graphs is None or staged.groups or staged.plan.wants or self._draw.proposer is not None:
+        if graphs is None or staged.groups or staged.plan.wants or staged.plan.proposes:
             return None
         return graphs.whole(staged.sizes.rows)
 

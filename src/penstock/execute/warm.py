@@ -52,8 +52,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     _all_rows_ask(step)
     if compiles:
         wide = [kind for kind in step.model.kinds if kind.width > 128]
-        tiles = {padded(min(limits.max_rows, _LARGE_TILES // kind.kv_heads)) for kind in wide}
-        sizes = sorted({*_kinds_of_sizes(limits.max_rows), *tiles})
+        tiles = {padded(min(limits.max_queries, _LARGE_TILES // kind.kv_heads)) for kind in wide}
+        sizes = sorted({*_kinds_of_sizes(limits.max_queries), *tiles})
         _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
@@ -94,6 +94,7 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
                 for wants in (PLAIN, EVERY):
                     step.launches.draw(size, hidden[:size], wants)
                 if step.draw.proposer is not None:
+                    step.launches.take_drafts(size)
                     step.launches.propose(step.draw.proposer, size, hidden[:size])
             _score_prompts(step, scored)
 

@@ -249,6 +249,7 @@ _ROW_OPS = {
     "take_drafts": "sampling.row_state",
     "prepare": "sampling.row_state",
     "advance": "sampling.advance",
+    "draft_ngrams": "sampling.ngrams",
     "adjust": "sampling.penalties",
     "sample_rows": "sampling.sample",
     "logprobs_rows": "sampling.logprobs",

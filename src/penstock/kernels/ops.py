@@ -307,6 +307,8 @@ class RowOps:
     prepare: Callable[..., None]
     # row_ids, queries, sampled tokens, rows, buffer -> tokens for the host
     advance: Callable[..., Tensor]
+    # row_ids, rows, slot_token, most and fewest tokens to match: writes rows.drafts
+    draft_ngrams: Callable[..., None]
     # number of rows, vocabulary, device -> scratch memory of adjust, sample_rows and logprobs_rows
     sample_scratch: Callable[..., Any]
     # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch, part

@@ -33,8 +33,11 @@ class RowState:
     penstock/row_table.py is an attribute: a tensor [rows], or [rows, width], of its dtype."""
 
     block_table: Tensor  # [rows, blocks] int32
-    # [rows, MAX_DRAFTS] int32: draft tokens made on the device, for positions length + 1 and on
+    # [rows, drafts] int32: draft tokens made on the device, for positions length + 1 and on
     drafts: Tensor
+    # [slots, width] int32: tokens of ended samples; of slot i the first text_filled[i] count
+    texts: Tensor
+    text_filled: Tensor  # [slots] int32
     end_ids: Tensor  # [ends] int64
     is_end: Tensor  # [vocabulary] bool
 
@@ -45,6 +48,8 @@ class RowState:
         end_ids: tuple[int, ...],
         vocabulary: int,
         device: torch.device,
+        drafts: int = MAX_DRAFTS,
+        texts: tuple[int, int] = (0, 0),
     ) -> None:
         self.device, self.max_model_len = device, max_model_len
         rows = max_rows + 1
@@ -68,7 +73,9 @@ class RowState:
         self.block_table = torch.full(
             (rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device
         )
-        self.drafts = torch.zeros(rows, MAX_DRAFTS, dtype=torch.int32, device=device)
+        self.drafts = torch.zeros(rows, drafts, dtype=torch.int32, device=device)
+        self.texts = torch.zeros(texts, dtype=torch.int32, device=device)
+        self.text_filled = torch.zeros(texts[0], dtype=torch.int32, device=device)
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.int64, device=device)
         self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.is_end[self.end_ids] = True

@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
-from penstock.errors import UsageError
-from penstock.row_table import MAX_DRAFTS
+from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
+from penstock.schedule.admission import Piece
+from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_slots import MaskSlots
+from penstock.schedule.output_processor import OutputProcessor, Read
+from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import Rows
-from penstock.schedule.step import Bool, Drafter, Drafts, Int32
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64, StepPlan, Texts
 
 # a step gets one forced token per so many rows without a constraint, so that forced tokens delay
 # these rows only a little
@@ -22,17 +25,27 @@ _COMPANY = 48
 
 class Drafting:
     """Makes drafts for one scheduler's rows. drafter: guesses tokens; None: the only drafts are
-    forced tokens. states: True if rows have recurrent state, which cannot be rolled back after a
-    wrong draft; then there are no drafts, and giving a drafter raises UsageError."""
+    forced tokens. queries: most queries of a step. states: True if rows have recurrent state, which
+    cannot be rolled back after a wrong draft; then there are no drafts."""
 
     def __init__(
-        self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False
+        self,
+        rows: Rows,
+        mask_slots: MaskSlots,
+        drafter: Drafter | None,
+        queries: int,
+        states: bool = False,
     ) -> None:
-        if states and drafter is not None:
-            raise UsageError(
-                "drafts are for models whose layers all attend: this one has recurrent state"
-            )
         self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
+        self._queries = queries
+        # texts of ended samples, for their groups' drafts; None: not kept
+        self.texts: GroupTexts | None = None
+        # True if the device should draft after the step that was offered drafts last
+        self.proposes = False
+        # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
+        # row's drafts those that were right
+        self.counts = {"drafts": 0, "tokens": 0}
+        self.right: Int64 = np.zeros(MOST_SPECULATIVE_TOKENS, np.int64)
 
     @property
     def may(self) -> bool:
@@ -46,24 +59,86 @@ class Drafting:
         A row gets no more drafts than its last block has room for, so drafts never take a block;
         the step gets no more queries than the batch has rows, so no larger step size is needed.
         """
+        self.proposes = False
         if not rows.size or not self.may:
             return None
         columns = self.rows
+        longest = MAX_DRAFTS if self.drafter is None else max(MAX_DRAFTS, self.drafter.most)
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
-        most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
+        most = np.clip(ends - lengths - 2, 0, longest).astype(np.int32)
         guided = columns.constrained.take(rows)
-        room = columns.count - rows.size
+        room = self._queries - rows.size
         free = rows.size - int(np.count_nonzero(guided))
         forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
-        drafts = self.mask_slots.forced(rows, _within(np.where(guided, most, 0), forced))
+        forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
+        drafts = self.mask_slots.forced(rows, _within(forces, forced))
         if self.drafter is not None:
-            most = _within(np.where(guided, 0, most), room - int(drafts.start[-1]))
-            drafts = _joined(drafts, self.drafter.offer(rows, lengths, most))
+            most = np.where(guided, 0, np.minimum(most, self.drafter.most))
+            most = _within(most, room - int(drafts.start[-1]))
+            own = self.drafter.offer(rows, lengths, most)
+            self.proposes = self.drafter.proposes
+            self.counts["drafts"] += int(np.count_nonzero(own.counts))
+            self.counts["tokens"] += int(own.start[-1])
+            drafts = _joined(drafts, own)
         if not drafts.start[-1]:
             return None
         columns.planned_length[rows] += drafts.counts
         columns.drafted[rows] += drafts.counts
         return drafts
+
+    def join(self, pieces: list[Piece]) -> None:
+        """Gives the requests of joining rows room for their ended samples' texts."""
+        if self.texts is not None:
+            for piece in pieces:
+                self.texts.join(piece.group.live)
+
+    def fresh_texts(self) -> Texts | None:
+        """Returns the texts of ended samples that the device gets with the next step."""
+        return None if self.texts is None else self.texts.launched()
+
+    def forget(self, live: RequestState) -> None:
+        """Drops the texts of a request that is over."""
+        if self.texts is not None:
+            self.texts.leave(live)
+
+    def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> None:
+        """Takes in a step that was read: which drafts were right, and the texts of the samples that
+        ended. Call it before their blocks are given back."""
+        if self.texts is not None:
+            for row in read.ended.tolist():
+                live = groups[int(self.rows.group[row])].live
+                self.texts.ended(live, outputs.tokens_of(row))
+        if self.drafter is None or plan.drafts is None or read.right is None:
+            return
+        own = ~self.rows.constrained.take(plan.rows)
+        right = read.right[own]
+        self.drafter.settled(plan.rows[own], plan.drafts.counts[own], right)
+        found = np.bincount(right, minlength=self.right.size + 1)
+        # a row with n right drafts has one at each of the first n places
+        self.right += np.cumsum(found[::-1])[::-1][1:]
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counters of the drafter's drafts; {} without a drafter."""
+        if self.drafter is None:
+            return {}
+        right = {f"spec_accepted_at_{at}": n for at, n in enumerate(self.right.tolist())}
+        return {
+            "spec_drafts": self.counts["drafts"],
+            "spec_draft_tokens": self.counts["tokens"],
+            "spec_accepted_tokens": sum(right.values()),
+            **dict(list(right.items())[: self.drafter.most]),
+        }
+
+    def with_room(self, needs: Bool, runs: Bool, available: int) -> Bool:
+        """Returns `needs`, the rows that need a block, and running rows whose next drafts would
+        cross their last block's end. available: free blocks, of which drafts never take the last.
+        """
+        if self.drafter is None or not self.proposes:
+            return needs
+        columns = self.rows
+        room, reach = columns.blocks * BLOCK_SIZE, columns.planned_length + 1 + self.drafter.most
+        more: Bool = needs | (reach >= room) & (room < columns.limit) & runs
+        return more if np.count_nonzero(more) < available else needs
 
     def without_full(self, rows: Int32) -> Int32:
         """Returns the rows [k] without those that reach their limit if all their drafts in flight

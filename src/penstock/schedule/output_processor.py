@@ -65,6 +65,8 @@ class Read:
     deltas: Deltas
     taken: int  # number of tokens given to samples
     wasted: int  # number of tokens computed for rows that had already ended
+    # [S] number of right drafts of each row; None: the step had no drafts
+    right: Int32 | None = None
 
 
 class OutputProcessor:
@@ -89,9 +91,10 @@ class OutputProcessor:
         rows, tokens = plan.query_rows.astype(np.int64), result.tokens
         positions = self.rows.read_length.take(rows)
         positions += 1
+        right: Int32 | None = None
         if plan.drafts is not None:
             positions += plan.drafts.offset
-            self._settle(plan.rows, plan.drafts, tokens)
+            right = self._settle(plan.rows, plan.drafts, tokens)
         lives = self.rows.state.take(rows)
         # Nearly always every token was drawn for a running row: check this first, by two passes
         # over the arrays.
@@ -130,14 +133,20 @@ class OutputProcessor:
         ended = rows[np.flatnonzero(over)].astype(np.int32)
         news = np.flatnonzero(hits | over)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
+        wasted = lives.size - taken
+        if plan.drafts is not None and right is not None:
+            wasted -= int(plan.drafts.start[-1] - right.sum())
+        return Read(ended, *given, distrusted, deltas, taken, wasted, right)
 
-    def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> None:
-        """Lowers the rows' planned lengths by the number of drafts in this step that were wrong."""
+    def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> Int32:
+        """Lowers the rows' planned lengths by the number of drafts in this step that were wrong.
+        Returns the number of right ones of each row."""
         offered = drafts.counts
         told = np.add.reduceat((tokens != NO_TOKEN).astype(np.int32), drafts.query_start[:-1])
-        self.rows.planned_length[rows] -= offered - np.maximum(told - 1, 0)
+        right: Int32 = np.maximum(told - 1, 0)
+        self.rows.planned_length[rows] -= offered - right
         self.rows.drafted[rows] -= offered
+        return right
 
     def _ends(
         self, rows: Int64, tokens: Int32, positions: Int32, traits: NDArray[np.uint8], bad: Int64

@@ -94,7 +94,7 @@ def row_record(
         min_length,
     )
     record["bias_count"] = len(params.logit_bias or ())
-    record["mask_slot"] = -1
+    record["mask_slot"] = record["text_slot"] = -1
     return record
 
 

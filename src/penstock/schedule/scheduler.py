@@ -86,7 +86,8 @@ class Scheduler:
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
-        self.drafting = Drafting(self.rows, self.mask_slots, drafter, bool(self.slots))
+        queries = limits.max_queries or limits.max_rows
+        self.drafting = Drafting(self.rows, self.mask_slots, drafter, queries, bool(self.slots))
         self.admission = Admission(
             limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots
         )
@@ -194,6 +195,7 @@ class Scheduler:
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
+        self.drafting.join(admitted.pieces)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
             for piece in admitted.pieces:
@@ -257,6 +259,7 @@ class Scheduler:
         self._clears |= bool(read.bad.size)
         self.finisher.invalidate(read.bad)
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
+        self.drafting.read(plan, read, self.groups, self.outputs)
         self._forget(self.finisher.ended(read.ended))
         self._free_read()
         read.deltas.prompts = prompts
@@ -306,6 +309,8 @@ class Scheduler:
             joins=joins,
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
+            texts=self.drafting.fresh_texts(),
+            proposes=self.drafting.proposes,
             masks=self.mask_slots.masks(),
             draws_late=draws_late,
             clears=self._clears,
@@ -343,7 +348,9 @@ class Scheduler:
 
     def _short_of_blocks(self) -> Int32:
         """Returns the running rows whose next token needs a new block."""
-        short = (self._need_block() & (self.rows.state == RUNNING)).nonzero()[0].astype(np.int32)
+        runs = self.rows.state == RUNNING
+        needs = self.drafting.with_room(self._need_block() & runs, runs, self.pool.available)
+        short = needs.nonzero()[0].astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
         return self.drafting.without_full(short)
 
@@ -387,6 +394,7 @@ class Scheduler:
             if live.outstanding or self.live.pop(live.request_id, None) is None:
                 continue
             self.mask_slots.forget(live)
+            self.drafting.forget(live)
             if live.watch >= 0:
                 self.watch.release(live.watch)
 
@@ -424,6 +432,7 @@ class Scheduler:
             "state_misses": self.slots.misses,
             "state_evictions": self.slots.evictions,
             "mean_output_tokens": self.lengths.mean,
+            **self.drafting.stats(),
         }
 
     def expected_tokens_left(self) -> float:

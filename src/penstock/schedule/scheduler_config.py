@@ -25,6 +25,7 @@ class SchedulerConfig:
     max_rows: int
     max_model_len: int  # most tokens of a sample, prompt and output together
     max_batched_tokens: int  # most tokens per step; at least max_rows
+    max_queries: int = 0  # most queries per step, rows and drafts; 0: max_rows
     mask_slots: int = 1024  # number of token masks that the device holds
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()

@@ -165,7 +165,7 @@ class Chunks:
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft tokens for the step's S rows, at most MAX_DRAFTS each; row i's are tokens[start[i] :
+    """Draft tokens for the step's S rows; row i's are tokens[start[i] :
     start[i + 1]]. A row has one query for its last token and one per draft, Q in all."""
 
     start: Int32  # [S + 1] offsets into tokens
@@ -208,6 +208,16 @@ class Drafts:
 
 
 @dataclass(slots=True)
+class Texts:
+    """t tokens of samples that ended, written to m of the device's texts (RowState.texts)."""
+
+    places: Int64  # [t] slot * width + place in the text
+    tokens: Int32  # [t] ids
+    slots: Int64  # [m] slots, distinct
+    filled: Int32  # [m] tokens in each slot from now on
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step of S rows with Q queries (one per row, or more with drafts) and G prefix groups.
     Rows of a prefix group are neighbours in `rows`; rows without a group come after all groups."""
@@ -230,6 +240,8 @@ class StepPlan:
     masks: Masks | None = None
     # True if rows have constraints: no token is drawn until Runner.draw is called
     draws_late: bool = False
+    texts: Texts | None = None
+    proposes: bool = False  # True: after the draw the device drafts the rows' next tokens
     clears: bool = (
         False  # clear blocks when giving them out, since some row's logits were not finite
     )
@@ -301,6 +313,18 @@ class StepTokens:
 class Drafter(Protocol):
     """Guesses the next tokens of rows. Drafts never change the output; a right guess
     saves a step."""
+
+    @property
+    def most(self) -> int:
+        """Returns the most drafts of a row in a step."""
+
+    @property
+    def proposes(self) -> bool:
+        """Returns True if the device should draft after the step that was offered drafts last."""
+
+    def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
+        """Takes in a step that was read: the numbers of drafts of each of S rows, and of those that
+        were right."""
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns drafts for S rows, at most most[i] each: guesses of the tokens at positions

@@ -49,6 +49,7 @@ SHARED = (
     "tensor_parallel_size",
     "data_parallel_size",
     "max_cudagraph_capture_size",
+    "speculative_config",
 )
 SPELLINGS = {  # argument -> vLLM's spelling of a value -> Penstock's
     "dtype": {"half": "float16", "float": "float32"},
@@ -222,7 +223,7 @@ ENGINE: dict[str, Argument] = {
     ),
     **named("preemption_mode", str, OWN_SCHEDULER),
     **named(
-        "speculative_config speculative_model num_speculative_tokens ngram_prompt_lookup_max",
+        "speculative_model num_speculative_tokens ngram_prompt_lookup_max",
         (),
         DRAFTS,
     ),

@@ -41,4 +41,4 @@ REASONING = "how long a model thinks is its template's: say chat_template_kwargs
 LOGS = "requests are logged by `--access-log` alone, without prompts"
 TRACES = "no traces are sent: /metrics and `--access-log` tell of requests"
 METRICS = "/metrics has what it has, without a switch"
-DRAFTS = "no tokens are drafted ahead so far: leave it out, answers are the same"
+DRAFTS = "speculative_config says it, in JSON"

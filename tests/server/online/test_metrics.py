@@ -11,6 +11,7 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, until
 
+from penstock.engine.async_client import ReplicaState
 from penstock.errors import UsageError
 from penstock.server.api_server.routes import build_app
 from penstock.server.online.access_log import open_log
@@ -73,6 +75,28 @@ def test_dashboards_of_vllm_need_another_prefix_alone(serving: Serving) -> None:
     ask(serving, max_tokens=3)
     missing = sorted(set(NAMES.split()) - set(names(serving)))
     assert missing == []
+
+
+def test_drafts_under_vllms_names() -> None:
+    """Only where there are drafts, and by their place, with the replica where there are several."""
+    drafts = {"spec_drafts": 5, "spec_draft_tokens": 12, "spec_accepted_tokens": 7}
+    one = ReplicaState(True, 0, {**drafts, "spec_accepted_at_0": 4, "spec_accepted_at_1": 3})
+
+    def lines(*each: ReplicaState) -> list[str]:
+        client = SimpleNamespace(each=lambda: each, weights_version="1")
+        text = Metrics(client, "m").text().decode()  # type: ignore[arg-type]
+        return [line for line in text.splitlines() if line.startswith("penstock:spec_decode")]
+
+    name = 'penstock:spec_decode_num_{}_total{{model_name="m"'
+    assert lines(one) == [
+        name.format("drafts") + "} 5.0",
+        name.format("draft_tokens") + "} 12.0",
+        name.format("accepted_tokens") + "} 7.0",
+        name.format("accepted_tokens_per_pos") + ',position="0"} 4.0',
+        name.format("accepted_tokens_per_pos") + ',position="1"} 3.0',
+    ]
+    assert name.format("drafts") + ',replica="1"} 5.0' in lines(one, one)
+    assert lines(ReplicaState(True, 0, {"running": 1})) == []
 
 
 def test_the_dashboard_names_what_there_is(serving: Serving) -> None:

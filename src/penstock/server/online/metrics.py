@@ -24,6 +24,7 @@ from prometheus_client.core import (
 )
 
 from penstock.request import FINISH_REASONS, Delta
+from penstock.row_table import MOST_SPECULATIVE_TOKENS
 from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ _COUNTERS = {
         "state_snapshot_evictions",
         "Snapshots of recurrent state that made room for others.",
     ),
+    # only with speculative_config
+    "spec_drafts": ("spec_decode_num_drafts", "Times that a row had drafts in a step."),
+    "spec_draft_tokens": ("spec_decode_num_draft_tokens", "Tokens drafted."),
+    "spec_accepted_tokens": ("spec_decode_num_accepted_tokens", "Drafted tokens that were right."),
 }
 
 
@@ -254,6 +259,25 @@ class Metrics:
                     for labels, value in known:
                         made.add_metric(labels, value)
                     yield made
+
+        yield from self._accepted(told, names)
+
+    def _accepted(
+        self, told: Sequence[tuple[list[str], Mapping[str, float]]], names: Sequence[str]
+    ) -> Iterator[Metric]:
+        """Yields the right drafts by their place among a row's drafts. told: each engine's labels
+        and stats."""
+        family = CounterMetricFamily(
+            "penstock:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place among a row's drafts.",
+            labels=[*names, "position"],
+        )
+        for labels, stats in told:
+            for place in range(MOST_SPECULATIVE_TOKENS):
+                if (right := stats.get(f"spec_accepted_at_{place}")) is not None:
+                    family.add_metric([*labels, str(place)], right)
+        if family.samples:
+            yield family
 
     def _restarts(self, each: Sequence[ReplicaState], names: Sequence[str]) -> Metric:
         restarts = CounterMetricFamily(

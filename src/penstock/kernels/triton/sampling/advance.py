@@ -13,7 +13,6 @@ from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.row_table import MAX_DRAFTS
 
 _BLOCK = 256
 # equals schedule.step.NO_TOKEN: no token, as the row was done before the step or is padding
@@ -44,7 +43,8 @@ def _advance(
 ):
     """Kernel of `advance`. A lane whose query has offset 0 handles that query's row; the row's
     other queries follow it. row_ids, offset, draft, drawn, told: [count]. Other tensors: columns of
-    RowState. NONE, BAD: NO_TOKEN, BAD_LOGITS. STOPS: stop ids per row. EARLY: see pdl.py."""
+    RowState. NONE, BAD: NO_TOKEN, BAD_LOGITS. STOPS: stop ids per row. DRAFTS: most drafts per row.
+    EARLY: see pdl.py."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -106,7 +106,7 @@ def advance(
             NONE=NO_TOKEN,
             BAD=BAD_LOGITS,
             STOPS=rows.stop_ids.shape[1],
-            DRAFTS=MAX_DRAFTS,
+            DRAFTS=rows.drafts.shape[1],
             BLOCK=_BLOCK,
             EARLY=early,
             num_warps=4,

@@ -15,7 +15,7 @@ from penstock.kernels.inputs import Queries
 from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
+from penstock.row_table import JOIN_WORDS
 
 _BLOCK = 256
 
@@ -52,7 +52,7 @@ def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
             rows.drafts,
             count,
             DEVICE=FROM_DEVICE,
-            DRAFTS=MAX_DRAFTS,
+            DRAFTS=rows.drafts.shape[1],
             BLOCK=_BLOCK,
             num_warps=4,
         )

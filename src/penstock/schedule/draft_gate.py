@@ -1,0 +1,120 @@
+"""DraftGate: decides, step by step and row by row, how many tokens the device drafts.
+
+A draft costs a query, whether it turns out right or not. So the gate compares, for each number of
+queries, the tokens that the step is expected to give with the seconds that it takes, and drafts
+only where that gives more tokens per second. It knows the seconds of steps as measured
+(engine/pace.py), and the share of each row's drafts that were right. A row whose drafts keep being
+wrong pauses, longer each time. Knows rows and numbers; no tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schedule.rows import Rows
+from penstock.schedule.step import Bool, Drafts, Int32, Int64
+
+Float64 = NDArray[np.float64]
+
+MOST_ROWS = 256  # rows above which a step's time is never mostly reading weights
+FIRST_SHARE = 0.5  # share of right drafts assumed of a row that has not drafted yet
+LEAST_SHARE = 0.15  # share of right drafts below which a row pauses
+NEWEST = 0.2  # weight of the newest step in a row's share
+FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
+# least expected gain in tokens per second, as a factor: measured seconds are uncertain
+LEAST_GAIN = 1.03
+
+
+class QuerySeconds(Protocol):
+    """Measured seconds of steps."""
+
+    def seconds(self, queries: Int64) -> Float64:
+        """Returns the seconds of a step for each number of queries [n]; 0 where unknown."""
+
+    def sizes(self, least: int, most: int) -> Int64:
+        """Returns the numbers of queries between `least` and `most` where seconds rise."""
+
+
+class DraftGate:
+    """A Drafter. columns: the scheduler's rows. most: most drafts of a row. seconds: durations of
+    steps."""
+
+    def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
+        self.proposes = False
+        self._columns, self.most, self._seconds = columns, most, seconds
+        self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
+        self._share = np.zeros(columns.count)
+        self._pause, self._left = np.zeros((2, columns.count), np.int32)
+        # True if the device drafted after the row's last step
+        self._drafted = np.zeros(columns.count, np.bool_)
+
+    def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
+        """Returns the number of drafts of each row in this step, and sets `proposes`: True if the
+        device should draft after it."""
+        self.proposes = False
+        if rows.size > MOST_ROWS:
+            self._drafted[rows] = False
+            return _none(rows.size)
+        self._meet(rows)
+        awake: Bool = self._left[rows] == 0
+        self._left[rows[~awake]] -= 1
+        wanted = self._chosen(rows, np.where(awake, self.most, 0))
+        self.proposes = bool(wanted.any())
+        counts = np.minimum(wanted, most) * self._drafted[rows]
+        self._drafted[rows] = self.proposes
+        return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
+
+    def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
+        """Takes in a step that was read: each row's drafts, and how many of them were right."""
+        at = offered > 0
+        rows, offered, right = rows[at], offered[at], right[at]
+        tried = right + (right < offered)
+        share = self._share[rows] * (1 - NEWEST) + NEWEST * right / np.maximum(tried, 1)
+        tired = share < LEAST_SHARE
+        pause = self._pause[rows]
+        self._left[rows[tired]] = pause[tired]
+        share[tired] = FIRST_SHARE / 2
+        self._share[rows] = share
+        longer = np.minimum(2 * pause, LONGEST_PAUSE)
+        self._pause[rows] = np.where(right > 0, FIRST_PAUSE, np.where(tired, longer, pause))
+
+    def _meet(self, rows: Int32) -> None:
+        """Sets the numbers of rows that another sample has now."""
+        new = rows[self._order[rows] != self._columns.order[rows]]
+        self._order[new] = self._columns.order[new]
+        self._share[new], self._pause[new], self._left[new] = FIRST_SHARE, FIRST_PAUSE, 0
+        self._drafted[new] = False
+
+    def _chosen(self, rows: Int32, most: Int32) -> Int32:
+        """Returns the drafts of each row with which the step is expected to give the most tokens
+        per second; most [rows]: at most so many."""
+        counts = np.zeros(rows.size, np.int32)
+        if not most.any():
+            return counts
+        alone = float(self._seconds.seconds(np.array([rows.size]))[0])
+        if not alone:
+            return counts
+        sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
+        seconds = np.maximum(self._seconds.seconds(sizes), alone)
+        least = LEAST_GAIN * rows.size / alone
+        share = self._share[rows]
+        if not ((rows.size + (sizes - rows.size) * share[most > 0].max()) / seconds > least).any():
+            return counts  # not even if all drafts were as good as the best row's first
+        # the n-th draft of a row counts only if all before it are right
+        ahead = np.arange(1, self.most + 1)
+        gain = np.where(ahead <= most[:, None], share[:, None] ** ahead, 0.0)
+        best = np.argsort(-gain, axis=None, kind="stable")
+        tokens = rows.size + np.cumsum(gain.reshape(-1)[best])
+        rate = tokens[sizes - rows.size - 1] / seconds
+        top = int(rate.argmax())
+        if rate[top] > least:
+            drafts = best[: sizes[top] - rows.size] // self.most
+            counts += np.bincount(drafts, minlength=rows.size).astype(np.int32)
+        return counts
+
+
+def _none(rows: int) -> Drafts:
+    return Drafts(np.zeros(rows + 1, np.int32), None)

@@ -1,0 +1,55 @@
+"""SpeculativeConfig: the option speculative_config, which chooses what drafts tokens ahead of the
+model. Named as in vLLM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.row_table import MOST_SPECULATIVE_TOKENS
+
+METHODS = ("ngram",)
+MOST_LOOKUP = 16  # most tokens that a prompt lookup compares
+EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """method: what drafts. `ngram`: prompt lookup, which looks for the row's last tokens earlier in
+    its own text. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
+    prompt_lookup_min: most and fewest last tokens that must stand there."""
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 4
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 3
+
+    @classmethod
+    def of(cls, text: str) -> SpeculativeConfig:
+        """Reads the option's JSON. Raises UsageError."""
+        try:
+            made = cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _refused(f"cannot be read ({error}): give JSON such as {EXAMPLE}") from error
+        if made.method not in METHODS:
+            raise _refused(f"method {made.method!r} is not served: take {', '.join(METHODS)}")
+        made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)
+        made._within("prompt_lookup_max", 1, MOST_LOOKUP)
+        made._within("prompt_lookup_min", 1, made.prompt_lookup_max)
+        return made
+
+    def _within(self, name: str, low: int, high: int) -> None:
+        value: Any = getattr(self, name)
+        if type(value) is not int or not low <= value <= high:
+            raise _refused(f"{name} must be a number between {low} and {high}, not {value!r}")
+
+
+def as_text(given: Any) -> Any:
+    """Returns a dict as the option's JSON, and any other value as it is."""
+    return json.dumps(given) if isinstance(given, dict) else given
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(f"speculative_config: {why}", param="speculative_config")

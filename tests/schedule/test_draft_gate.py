@@ -1,0 +1,130 @@
+"""The gate of drafts, over steps whose seconds are given: it drafts where that gives more tokens per
+second, and lets rows pause whose drafts are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock.schedule.draft_gate import FIRST_PAUSE, LONGEST_PAUSE, MOST_ROWS, DraftGate
+from penstock.schedule.rows import Rows
+from penstock.schedule.step import Int32
+
+MOST = 4
+COUNT = MOST_ROWS + 44
+
+
+class Costs:
+    """Seconds of a step by a function of its queries; every size is one of its own."""
+
+    def __init__(self, of: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.of = of
+
+    def seconds(self, queries: np.ndarray) -> np.ndarray:
+        return self.of(queries.astype(float))
+
+    def sizes(self, least: int, most: int) -> np.ndarray:
+        return np.arange(least, most + 1)
+
+
+def flat(queries: np.ndarray) -> np.ndarray:
+    return np.ones(queries.size)
+
+
+def gate(of: Callable[[np.ndarray], np.ndarray]) -> tuple[DraftGate, Rows]:
+    columns = Rows(COUNT, 4)
+    columns.order[:] = np.arange(COUNT)
+    return DraftGate(columns, MOST, Costs(of)), columns
+
+
+def offered(made: DraftGate, rows: Int32, most: int = MOST) -> list[int]:
+    counts = made.offer(rows, np.zeros(rows.size, np.int32), np.full(rows.size, most, np.int32))
+    assert counts.tokens is None
+    return counts.counts.tolist()
+
+
+def drive(made: DraftGate, rows: Int32, right: Callable[[Int32], Int32], steps: int) -> list[int]:
+    """Steps that are read at once: the drafts of each."""
+    told = []
+    for _ in range(steps):
+        counts = np.array(offered(made, rows), np.int32)
+        told.append(int(counts.sum()))
+        made.settled(rows, counts, right(counts))
+    return told
+
+
+def test_drafts_come_one_step_after_the_device_was_asked() -> None:
+    made, _ = gate(flat)
+    rows = np.arange(3, dtype=np.int32)
+    assert offered(made, rows) == [0, 0, 0] and made.proposes
+    assert offered(made, rows) == [MOST] * 3 and made.proposes
+    assert offered(made, np.array([0, 7], np.int32)) == [MOST, 0]  # row 7 is new
+    assert offered(made, rows, most=2) == [2, 2, 2]
+
+
+def test_no_drafts_where_a_query_costs_as_much_as_a_row() -> None:
+    made, _ = gate(lambda queries: queries)
+    assert drive(made, np.arange(20, dtype=np.int32), lambda counts: counts, 40) == [0] * 40
+    assert not made.proposes
+
+
+def test_unknown_seconds_mean_no_drafts() -> None:
+    made, _ = gate(lambda queries: np.zeros(queries.size))
+    assert drive(made, np.arange(2, dtype=np.int32), lambda counts: counts, 3) == [0] * 3
+
+
+def test_the_better_rows_draft_where_there_is_room_for_some() -> None:
+    """Steps are flat up to 8 queries and steep beyond. Four rows, two of them always right."""
+    made, _ = gate(lambda queries: np.where(queries <= 8, 1.0, queries))
+    rows = np.arange(4, dtype=np.int32)
+    for _ in range(12):
+        counts = np.array(offered(made, rows), np.int32)
+        assert counts.sum() <= 4
+        made.settled(rows, counts, np.where(rows < 2, counts, 0).astype(np.int32))
+    counts = np.array(offered(made, rows), np.int32)
+    assert counts[:2].sum() == 4 and counts[2:].sum() == 0
+
+
+def test_fewer_drafts_where_a_longer_guess_seldom_holds() -> None:
+    """Each query costs a tenth of a step. Rows with one right draft each time try no more."""
+    made, _ = gate(lambda queries: 1 + queries / 10)
+    rows = np.arange(1, dtype=np.int32)
+    drive(made, rows, lambda counts: np.minimum(counts, 1).astype(np.int32), 60)
+    assert 1 <= offered(made, rows)[0] < MOST
+
+
+def test_rows_whose_drafts_are_wrong_pause_longer_each_time() -> None:
+    made, _ = gate(flat)
+    told = np.array(drive(made, np.zeros(1, np.int32), lambda counts: 0 * counts, 9000))
+    tries = np.flatnonzero(told)
+    pauses = np.diff(tries)[np.diff(tries) > FIRST_PAUSE // 2]
+    assert (np.diff(pauses) >= 0).all() and pauses[0] >= FIRST_PAUSE
+    assert pauses[-1] >= LONGEST_PAUSE > pauses[-1] - 4
+    assert told[-3000:].sum() < 0.02 * 3000
+
+
+def test_a_row_that_is_right_again_drafts_again() -> None:
+    made, _ = gate(flat)
+    row = np.zeros(1, np.int32)
+    drive(made, row, lambda counts: 0 * counts, 200)
+    told = drive(made, row, lambda counts: counts, 2 * LONGEST_PAUSE)
+    assert told[-1] == MOST and sum(told) > LONGEST_PAUSE
+
+
+def test_another_sample_in_a_row_begins_anew() -> None:
+    made, columns = gate(flat)
+    row = np.zeros(1, np.int32)
+    drive(made, row, lambda counts: 0 * counts, 300)
+    columns.order[0] = 1000
+    assert offered(made, row) == [0] and made.proposes
+    assert offered(made, row) == [MOST]
+
+
+@pytest.mark.parametrize("count", [MOST_ROWS + 1, COUNT])
+def test_many_rows_draft_nothing(count: int) -> None:
+    made, _ = gate(flat)
+    assert drive(made, np.arange(count, dtype=np.int32), lambda counts: counts, 3) == [0] * 3
+    assert not made.proposes
+    assert offered(made, np.arange(2, dtype=np.int32)) == [0, 0]  # nothing was drafted before

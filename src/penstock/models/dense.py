@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import REQUIRED, Keys
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import REQUIRED, Keys
 from penstock.models.model_config import ModelConfig, Windows, check_heads, read_common, size
 from penstock.models.rope_keys import read_rope, stretched_context
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import AROUND, DenseConfig, build_dense
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.models.dense import DenseConfig, read_dense
-from penstock.models.keys import Keys
 from penstock.models.mamba_keys import MambaShape, read_mamba
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import given_window, read_dense, read_windows
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_listed
-from penstock.models.keys import MOST, Keys
 from penstock.models.model_config import MOST_OF
 from penstock.models.rope_keys import read_two_ropes
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, given_window, read_dense, read_windows
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from penstock.layers.decoder_layer import DecoderLayer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from penstock.json_keys import ANYTHING, MOST, Keys
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
 # Keys with harmless values. The mrope keys divide a head among three coordinates of an image's

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.models.keys import ANYTHING, Keys
+from penstock.json_keys import ANYTHING, Keys
 
 # pairs: prefix of the language model's tensors in multimodal checkpoints, as transformers wrote it
 # up to 4.51 and since; prefix in text-only checkpoints

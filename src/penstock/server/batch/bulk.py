@@ -29,7 +29,8 @@ from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import QueueFullError, Ticket
 from penstock.server.openai.answers import BaseAnswer
-from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, named, read_line, told
+from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, named, told
+from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import (
     FAILED,
     HttpError,
@@ -241,10 +242,10 @@ class BulkRun:
         try:
             if len(line) > LONG_BODY:
                 raw = await self._bulk.lines.tools.aside(
-                    lambda: read_line(line, self._service.limits)
+                    lambda: read_object(line, self._service.limits)
                 )
             else:
-                raw = read_line(line, self._service.limits)
+                raw = read_object(line, self._service.limits)
             custom_id, body = named(raw)
             call, packed = await self._reader.read(body)
             await self._submit(number, custom_id, call, packed)

@@ -8,7 +8,7 @@ is one line that names the file and the key."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,30 @@ class Keys:
         value = self.take(name, default)
         if value is not default and not isinstance(value, str):
             raise self.fail(f"{name} must be a string, not {shown(value)}")
+        return value
+
+    def object(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns an object, as a dict."""
+        value = self.take(name, default)
+        if value is not default and not isinstance(value, dict):
+            raise self.fail(f"{name} must be an object, not {shown(value)}")
+        return value
+
+    def listed(
+        self,
+        name: str,
+        default: Any,
+        length: int,
+        rule: str,
+        fits: Callable[[Any], bool] = lambda entry: True,
+    ) -> Any:
+        """Returns a list of `length` entries, each accepted by `fits`. rule: what the list must do,
+        for the error."""
+        value = self.take(name, default)
+        if value is not default and not (
+            isinstance(value, list) and len(value) == length and all(map(fits, value))
+        ):
+            raise self.fail(f"{name} must {rule}")
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:

@@ -216,9 +216,7 @@ def _gptq(told: QuantKeys) -> StoredQuantization:
 def _dynamic(told: QuantKeys) -> tuple[str, ...]:
     """Returns the patterns of GPTQModel's `dynamic` rules that leave modules unquantized (keys
     `-:pattern`). Raises CheckpointError for rules that change how a module is quantized."""
-    rules = told.take("dynamic", {})
-    if not isinstance(rules, dict):
-        raise told.fail(f"dynamic must be an object, not {shown(rules)}")
+    rules = told.object("dynamic", {})
     for rule in rules:
         if not rule.startswith("-:"):
             raise told.fail(

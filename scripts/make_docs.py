@@ -24,8 +24,8 @@ from penstock.cli import app
 from penstock.config import Config
 from penstock.models.model_list import CATALOG
 from penstock.quant.choose import MADE
+from penstock.quant.quant_keys import REFUSED
 from penstock.quant.read_quantization import READ
-from penstock.quant.told_object import REFUSED
 from penstock.request import SamplingParams
 from penstock.vllm_arguments.argument import Argument
 from penstock.vllm_arguments.engine_table import ENGINE, SHARED, SPELLINGS

@@ -97,7 +97,7 @@ class App:
 
     async def _at_rest(self) -> None:
         queue, intake = self.service.request_limits, self.service.intake
-        left = queue.reqs.total, queue.tokens.total, intake.bytes, [*self.engine.open]
+        left = queue.reqs.total, queue.tokens.total, intake.receiving.bytes, [*self.engine.open]
         assert left == (0, 0, 0, []), left
         self.engine.submitted.clear()
 

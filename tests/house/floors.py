@@ -17,6 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "errors",
             "disk",
             "journal_lines",
+            "json_keys",
             "key_set",
             "mask_board",
             "shared_weights",

@@ -47,6 +47,7 @@ from penstock.sandbox.sandbox_process import (
     tokens_json,
 )
 from penstock.server.api_server.http_protocol import http_protocol
+from penstock.server.api_server.port import bind
 from penstock.server.api_server.routes import build_app
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
@@ -431,7 +432,7 @@ def running_server(
             timeout_keep_alive=100_000,  # a test may be slow between two requests
         )
         server = _Uvicorn(config)
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         made.extend((Running(url, engine, service, asyncio.get_running_loop()), server))
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -41,6 +41,7 @@ from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST
 from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
+from penstock.json_keys import read_json
 
 SECRETS = ("--api-key",)
 # endings of files whose content a benchmark record may hold
@@ -283,12 +284,7 @@ def model_config(folder: Path | None) -> dict[str, Any]:
     """Reads config.json of a model's folder; empty where there is none. Raises CheckpointError for
     invalid JSON."""
     path = folder / "config.json" if folder is not None else None
-    if path is None or not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is no config of a model: {error}") from error
+    return {} if path is None or not path.is_file() else read_json(path)
 
 
 def parameters(folder: Path | None) -> int | None:

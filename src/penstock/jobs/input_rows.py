@@ -225,14 +225,21 @@ def _present(value: Any) -> Any:
     return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
+def parse_json(line: bytes, where: str) -> Any:
+    """Returns the value of a line of JSON. where: the line's name, with which the error begins.
+    Raises UsageError for a line that is no UTF-8, no JSON, or has a number with thousands of
+    digits."""
+    try:
+        return json.loads(str(line, "utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is no JSON ({error}): mend the row or take it out") from error
+
+
 def parse_row(
     line: bytes, number: int, seed: int, facts: ModelDefaults = NO_MODEL, keep: tuple[str, ...] = ()
 ) -> Row:
     """Parses a row. Raises UsageError; its message begins with the row's number."""
-    try:
-        row = json.loads(str(line, "utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"row {number} is no JSON ({error}): mend it or take it out") from error
+    row = parse_json(line, f"row {number}")
     try:
         carried = _carried(row, keep)
         if not isinstance(row, dict) or "custom_id" not in row:

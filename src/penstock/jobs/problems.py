@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import CapacityError, UsageError
-from penstock.jobs.input_rows import mix, read_lines
+from penstock.jobs.input_rows import mix, parse_json, read_lines
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -111,13 +111,7 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
         return
     for number, line in read_lines(path):
         if line.strip():
-            try:
-                yield number, json.loads(str(line, "utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                # the line is no UTF-8, no JSON, or has a number with thousands of digits
-                raise UsageError(
-                    f"{source} row {number} is no JSON ({error}): mend the row or take it out"
-                ) from error
+            yield number, parse_json(line, f"{source} row {number}")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -125,10 +125,8 @@ class Remote:
             data = _read(answer, LONGEST_ANSWER)
             if answer.length:  # the connection closed before the announced length
                 raise NoAnswerError("the server broke off amid its answer: try again")
-        found: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(data)
-        if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        found = parse_object(data)
+        if not isinstance(found.get("id"), str):
             raise RemoteError("what answers there is no server of OpenAI's API: check --url")
         return found
 
@@ -168,6 +166,14 @@ class Remote:
             yield answer
         finally:
             connection.close()
+
+
+def parse_object(data: bytes) -> Json:
+    """Returns the JSON object in `data`, or an empty one if there is none."""
+    found: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+    return found if isinstance(found, dict) else {}
 
 
 def open_lines(path: Path) -> BinaryIO:
@@ -210,10 +216,7 @@ def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
 
 def _refusal(answer: http.client.HTTPResponse) -> str:
     """Returns an HTTP answer's error message in one line."""
-    said: Any = None
-    with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(_read(answer, PIECE))
-    error = said.get("error") if isinstance(said, dict) else None
+    error = parse_object(_read(answer, PIECE)).get("error")
     message = error.get("message") if isinstance(error, dict) else None
     if not isinstance(message, str) or not message:
         return (

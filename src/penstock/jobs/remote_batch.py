@@ -5,17 +5,16 @@ and the screen; remote.py sends the requests.
 
 from __future__ import annotations
 
-import json
 import time
 from codecs import BOM_UTF8
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from penstock.disk import check_writable, write_whole
 from penstock.errors import JournalError, UsageError
-from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError, open_lines
+from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError, open_lines, parse_object
 from penstock.journal import journal_of
 from penstock.status_line import StatusLine, duration
 
@@ -58,9 +57,7 @@ def _endpoint_of(path: Path) -> str:
             ),
             b"",
         )
-    url: Any = None
-    with suppress(ValueError, TypeError, KeyError, RecursionError):
-        url = json.loads(first.removeprefix(BOM_UTF8))["url"]
+    url = parse_object(first.removeprefix(BOM_UTF8)).get("url")
     if not isinstance(url, str):
         message = (
             f"{path} doesn't begin with a line that has a url: see docs/batches.md, or give"

@@ -7,11 +7,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import given_window, past_own_code, read_dense, read_windows
 from penstock.models.experts import GROUPED_ADDED, MoeConfig, build_moe, read_experts, read_sigmoids
-from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "AfmoeForCausalLM"
 build = partial(

@@ -7,9 +7,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Cohere2ForCausalLM"

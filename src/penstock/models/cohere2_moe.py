@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.cohere2 import read_cohere, ropes
 from penstock.models.dense import given_window, read_windows
@@ -16,7 +17,6 @@ from penstock.models.experts import (
     read_experts,
     read_listed,
 )
-from penstock.models.keys import Keys
 from penstock.models.model_config import MOST_OF, Windows
 
 ARCHITECTURE = "Cohere2MoeForCausalLM"

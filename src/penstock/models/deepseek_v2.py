@@ -6,11 +6,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.routing import Routing
 from penstock.models.dense import past_own_code
 from penstock.models.experts import in_groups, read_experts
-from penstock.models.keys import MOST, Keys
 from penstock.models.mla import MlaConfig, build_mla, read_mla
 
 ARCHITECTURE = "DeepseekV2ForCausalLM"

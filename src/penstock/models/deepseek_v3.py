@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.latent import LatentSizes
 from penstock.models.dense import past_own_code
 from penstock.models.experts import drafting_layers, read_experts, read_grouped
-from penstock.models.keys import MOST, Keys
 from penstock.models.mla import MlaConfig, build_mla, read_mla
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.routing import Routing
 from penstock.layers.gate_form import GateForm
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import DRAFTING, ExpertFields, experts_or_mlp, read_experts
-from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import MOST_HEADS, MOST_TAPS, MOST_WIDTH, read_state_dtype
 from penstock.models.model_config import ConfigDtype, some_attend
 from penstock.models.rope_keys import read_rope

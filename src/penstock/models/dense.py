@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import REQUIRED, Keys
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import REQUIRED, Keys
 from penstock.models.model_config import ModelConfig, Windows, check_heads, read_common, size
 from penstock.models.rope_keys import read_rope, stretched_context
 
@@ -179,14 +179,9 @@ def qwen_windows(keys: Keys, num_layers: int) -> Windows:
 
 def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[str] | None:
     """Reads `layer_types`, whose entries must be in `kinds`; None if missing."""
-    types = keys.take("layer_types", None)
-    if types is None:
-        return None
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise keys.fail(
-            f"layer_types must list {num_layers} layers, one for each of num_hidden_layers"
-        )
-    for kind in types:
+    rule = f"list {num_layers} layers, one for each of num_hidden_layers"
+    types: list[str] | None = keys.listed("layer_types", None, num_layers, rule)
+    for kind in types or ():
         if kind not in kinds:
             raise keys.fail(f"layer_types holds {kind!r}: only {' and '.join(kinds)} are supported")
     return types

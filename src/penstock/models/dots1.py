@@ -6,9 +6,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, REQUIRED, Keys
 from penstock.models.dense import given_window, read_dense, read_windows
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_grouped
-from penstock.models.keys import MOST, REQUIRED, Keys
 
 ARCHITECTURE = "Dots1ForCausalLM"
 build = partial(build_moe, correction="gate.e_score_correction_bias")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.models.dense import DenseConfig, build_dense, given_width, read_dense
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Ernie4_5ForCausalLM"

@@ -6,11 +6,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import past_own_code
 from penstock.models.ernie4_5 import read_ernie
 from penstock.models.experts import MoeConfig, build_moe, read_experts
-from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Ernie4_5_MoeForCausalLM"
 DRAFTING = "model.mtp_"  # prefix of the names of tensors for drafting, which are not loaded

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
-from penstock.models.keys import Keys
 from penstock.models.model_config import Windows
 
 ARCHITECTURE = "Exaone4ForCausalLM"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.models.exaone4 import read_exaone
 from penstock.models.experts import (
     DRAFTING,
@@ -15,7 +16,6 @@ from penstock.models.experts import (
     read_grouped,
     read_listed,
 )
-from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "ExaoneMoeForCausalLM"
 build = partial(build_moe, correction="e_score_correction_bias")

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import AROUND, DenseConfig, build_dense
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,17 +79,12 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
 def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
     """Reads which layers have experts from `mlp_layer_types`. If that is missing, all but the
     `first` layers have them. Returns their numbers."""
-    types = keys.take("mlp_layer_types", None)
+    rule = f"say of {layers} layers each whether it is dense or sparse"
+    types = keys.listed(
+        "mlp_layer_types", None, layers, rule, lambda kind: kind in ("dense", "sparse")
+    )
     if types is None:
         return frozenset(range(first, layers))
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or any(kind not in ("dense", "sparse") for kind in types)
-    ):
-        raise keys.fail(
-            f"mlp_layer_types must say of {layers} layers each whether it is dense or sparse"
-        )
     return frozenset(number for number, kind in enumerate(types) if kind == "sparse")
 
 

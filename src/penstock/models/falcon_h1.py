@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.models.dense import DenseConfig, read_dense
-from penstock.models.keys import Keys
 from penstock.models.mamba_keys import MambaShape, read_mamba
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
 
 def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
     """Reads the list of `count` numbers under the key `name`; all are 1 if it is missing."""
-    given = keys.take(name, [1.0] * count)
-    if not isinstance(given, list) or len(given) != count:
-        raise keys.fail(f"{name} must be a list of {count} numbers, not {given!r}")
+    given = keys.listed(name, [1.0] * count, count, f"be a list of {count} numbers")
     inner = keys.part(name, {str(number): value for number, value in enumerate(given)})
     return tuple(inner.number(str(number)) for number in range(count))
 

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
 import penstock.models as room
-from penstock.models.keys import Keys
+from penstock.json_keys import Keys
 from penstock.models.model_config import ModelConfig
 
 if TYPE_CHECKING:

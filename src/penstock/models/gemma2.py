@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.models.gemma3_text import GemmaConfig, build, read_gemma
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 __all__ = ["ARCHITECTURE", "build", "read"]

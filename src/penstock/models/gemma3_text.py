@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import read_windows
-from penstock.models.keys import Keys
 from penstock.models.model_config import ModelConfig, check_heads, read_common, size
 from penstock.models.rope_keys import read_two_ropes
 

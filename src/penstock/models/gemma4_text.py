@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import REQUIRED, Keys
 from penstock.kernels.routing import Routing
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import listed_types
 from penstock.models.experts import read_experts
 from penstock.models.gemma3_text import GELU
-from penstock.models.keys import REQUIRED, Keys
 from penstock.models.model_config import MOST_OF, ModelConfig, check_heads, read_common, size
 from penstock.models.rope_keys import read_rope
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import CheckpointError
-from penstock.models.keys import ANYTHING, Keys, read_json
+from penstock.json_keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
 from penstock.row_table import RANGES
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.models.dense import read_dense
 from penstock.models.experts import (
     MoeConfig,
@@ -15,7 +16,6 @@ from penstock.models.experts import (
     read_experts,
     read_grouped,
 )
-from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
 from penstock.models.experts import read_experts
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import need_rope, read_rope
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.models.dense import DenseConfig, build_dense, read_dense
-from penstock.models.keys import Keys
 
 ARCHITECTURE = "GraniteForCausalLM"
 build = build_dense

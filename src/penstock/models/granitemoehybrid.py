@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import read_experts
 from penstock.models.granite import read_scales
-from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import MambaShape, read_mamba
 from penstock.models.model_config import some_attend
 from penstock.models.rope_keys import read_rope

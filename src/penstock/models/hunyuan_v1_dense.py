@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, read_dense
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "HunYuanDenseV1ForCausalLM"

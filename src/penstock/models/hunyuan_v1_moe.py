@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.hunyuan_v1_dense import QK, read_hunyuan
-from penstock.models.keys import Keys
 
 ARCHITECTURE = "HunYuanMoEV1ForCausalLM"
 build = partial(build_moe, router="gate.wg", shared="shared_mlp", qk=QK)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.models.dense import DenseConfig, build_dense, past_own_code, read_dense
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from penstock.layers.maker import Maker

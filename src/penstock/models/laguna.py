@@ -7,12 +7,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import given_window, read_dense, read_windows
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_listed
-from penstock.models.keys import MOST, Keys
 from penstock.models.model_config import MOST_OF
 from penstock.models.rope_keys import read_two_ropes
 
@@ -90,20 +90,13 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 def _heads(keys: Keys, heads: int, kv_heads: int, layers: int) -> tuple[int, ...]:
     """Reads the number of query heads of each layer."""
-    listed = keys.take("num_attention_heads_per_layer", [heads] * layers)
+    name, rule = "num_attention_heads_per_layer", f"list {layers} whole numbers, one a layer"
+    listed = keys.listed(name, [heads] * layers, layers, rule, lambda each: type(each) is int)
     most = MOST_OF["num_attention_heads"]
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or any(type(n) is not int for n in listed)
-    ):
-        raise keys.fail(
-            f"num_attention_heads_per_layer must list {layers} whole numbers, one a layer"
-        )
     for each in listed:
         if not 0 < each <= most or each % kv_heads:
             raise keys.fail(
-                f"num_attention_heads_per_layer holds {each}, which is no multiple of"
-                f" num_key_value_heads ({kv_heads}) up to {most}"
+                f"{name} holds {each}, which is no multiple of num_key_value_heads ({kv_heads}) up"
+                f" to {most}"
             )
     return tuple(listed)

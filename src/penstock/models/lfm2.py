@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, listed_types, read_dense
-from penstock.models.keys import Keys
 from penstock.models.model_config import some_attend
 from penstock.models.rope_keys import read_rope
 

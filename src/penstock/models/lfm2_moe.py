@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.models import lfm2
 from penstock.models.experts import read_experts, read_sigmoids
-from penstock.models.keys import MOST, Keys
 from penstock.models.model_config import some_attend
 
 if TYPE_CHECKING:

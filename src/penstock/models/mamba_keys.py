@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from penstock.json_keys import Keys
 from penstock.kernels.mamba2 import Mamba2Heads
-from penstock.models.keys import Keys
 from penstock.models.model_config import ConfigDtype
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import past_own_code, read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "MiniMaxM2ForCausalLM"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import need_rope
 
 ARCHITECTURE = "Ministral3ForCausalLM"

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.routing import Routing
 from penstock.models.experts import GROUPED_ADDED, in_groups, read_experts
-from penstock.models.keys import MOST, Keys
 from penstock.models.ministral3 import check_growth, take_growth
 from penstock.models.mla import MlaConfig, build_mla, read_mla
 from penstock.models.rope_keys import need_rope

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.latent import LatentSizes
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import read_dense
 from penstock.models.experts import MoeConfig, build_moe
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:

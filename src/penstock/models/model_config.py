@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from penstock.models.keys import MOST, REQUIRED, Keys
+from penstock.json_keys import MOST, REQUIRED, Keys
 from penstock.models.text_part import TextOfWhole
 from penstock.quant.stored_quantization import StoredQuantization
 

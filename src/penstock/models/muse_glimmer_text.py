@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, given_window, read_dense, read_windows
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from penstock.layers.decoder_layer import DecoderLayer
@@ -36,15 +36,11 @@ def read(keys: Keys, named: dict[str, Any]) -> MuseConfig:
     fields = read_dense(keys, named, head_dim=128, eps=1e-5)
     layers, rope, bias = fields["num_layers"], fields["rope"], keys.flag("attention_bias")
     slides = [(layers - 1 - layer) % 4 != 0 for layer in range(layers)]
-    thetas = keys.take("layer_rope_theta", [rope.theta if each else 0 for each in slides])
-    if (
-        not isinstance(thetas, list)
-        or len(thetas) != layers
-        or any(theta not in (0, rope.theta) for theta in thetas)
-    ):
-        raise keys.fail(
-            f"layer_rope_theta must say of {layers} layers each 0 or rope_theta ({rope.theta:g})"
-        )
+    usual = [rope.theta if each else 0 for each in slides]
+    rule = f"say of {layers} layers each 0 or rope_theta ({rope.theta:g})"
+    thetas = keys.listed(
+        "layer_rope_theta", usual, layers, rule, lambda theta: theta in (0, rope.theta)
+    )
     return MuseConfig(
         **fields,
         windows=read_windows(keys, layers, given_window(keys, 2048), lambda layer: slides[layer]),

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.mamba2 import Mamba2Heads
 from penstock.kernels.routing import Routing
 from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.dense import DenseConfig, past_own_code, read_dense
 from penstock.models.experts import read_experts, read_grouped
-from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import (
     MOST_HEADS,
     MOST_TAPS,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.delta_hybrid import KINDS, DeltaConfig, read_heads
 from penstock.models.dense import listed_types, read_dense
-from penstock.models.keys import Keys
 from penstock.models.mamba_keys import MOST_TAPS
 from penstock.models.model_config import some_attend
 from penstock.models.olmo2 import NORMS

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
-from penstock.models.keys import Keys
 
 ARCHITECTURE = "OlmoeForCausalLM"
 build = build_moe

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import read_dense, switched_windows
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_sparse
-from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Qwen2MoeForCausalLM"
 build = partial(build_moe, shared="shared_expert", shared_gate="shared_expert_gate")

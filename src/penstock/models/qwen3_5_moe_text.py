@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.models.delta_hybrid import (
     DeltaMoeConfig,
     build_with_experts,
     read_hybrid,
     read_hybrid_experts,
 )
-from penstock.models.keys import Keys
 
 ARCHITECTURE = "Qwen3_5MoeForCausalLM"
 build = build_with_experts

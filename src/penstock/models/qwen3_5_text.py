@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.models.delta_hybrid import DeltaConfig, build_hybrid, read_hybrid
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from penstock.layers.maker import Maker

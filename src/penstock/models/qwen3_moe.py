@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import MOST, Keys
 from penstock.kernels.routing import Routing
 from penstock.models.dense import given_window, read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_sparse
-from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 build = build_moe

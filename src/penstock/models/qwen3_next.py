@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.json_keys import Keys
 from penstock.models.delta_hybrid import (
     DeltaMoeConfig,
     build_with_experts,
@@ -12,7 +13,6 @@ from penstock.models.delta_hybrid import (
     read_hybrid_experts,
 )
 from penstock.models.experts import read_sparse
-from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
     from penstock.layers.maker import Maker

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import ANYTHING, Keys, read_json
 from penstock.models.families import families, find_family
-from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig, our_name
 from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
 from penstock.models.unserved import why_not

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from penstock.json_keys import ANYTHING, MOST, REQUIRED, Keys
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
 # Keys with harmless values. The mrope keys divide a head among three coordinates of an image's
@@ -194,11 +194,8 @@ def _longrope(keys: Keys, rope: Keys, theta: float, positions: int, waves: int) 
 
 
 def _factors(rope: Keys, name: str, waves: int) -> tuple[float, ...]:
-    given = rope.take(name)
-    if not isinstance(given, list) or len(given) != waves:
-        raise rope.fail(
-            f"{name} must list {waves} numbers, one for each pair of a head's numbers that turns"
-        )
+    rule = f"list {waves} numbers, one for each pair of a head's numbers that turns"
+    given = rope.listed(name, REQUIRED, waves, rule)
     return tuple(Keys({name: number}, rope.where).positive(name) for number in given)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.json_keys import Keys
 from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, build_dense, read_dense, switched_windows
-from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "SmolLM3ForCausalLM"

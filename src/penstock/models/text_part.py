@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.models.keys import ANYTHING, Keys
+from penstock.json_keys import ANYTHING, Keys
 
 # pairs: prefix of the language model's tensors in multimodal checkpoints, as transformers wrote it
 # up to 4.51 and since; prefix in text-only checkpoints
@@ -98,9 +98,7 @@ class TextOfWhole:
         """Returns the text's config, taken out of the whole file's `keys`. In a flat file it is the
         file itself. A key that is in both is read from the top level, as transformers 5 does."""
         flat = self.flat and keys.rest.get("text_config") is None
-        text = {"text_config": None} if flat else keys.take("text_config")
-        if not isinstance(text, dict):
-            raise keys.fail(f"text_config must be an object, not {text!r}")
+        text = {"text_config": None} if flat else keys.object("text_config")
         outer = {name: value for name in FOR_BOTH if (value := keys.take(name, None)) is not None}
         if outer.keys() & {"dtype", "torch_dtype"}:
             text = text | {"dtype": None, "torch_dtype": None}

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import shown
 from penstock.kernels.fp4_groups import MX_GROUP, NV_GROUP
+from penstock.quant.quant_keys import INSTEAD, REFUSED, QuantKeys
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
-from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
@@ -19,9 +20,9 @@ FP4: dict[str, tuple[Kind, str, int, str]] = {
 }
 
 
-def read_compressed(told: ToldObject) -> StoredQuantization:
+def read_compressed(told: QuantKeys) -> StoredQuantization:
     """Returns the quantization that compressed-tensors' `quantization_config` declares."""
-    told.past("quantization_status", "global_compression_ratio", "version")
+    told.skip("quantization_status", "global_compression_ratio", "version")
     form_name = told.text("format", "")
     sparse = told.take("sparsity_config", {})
     if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
@@ -39,7 +40,7 @@ def read_compressed(told: ToldObject) -> StoredQuantization:
         for name, group in groups.items()
     )
     return StoredQuantization(
-        "compressed-tensors", targets, told.names("ignore"), kv=told.take("kv_cache_scheme")
+        "compressed-tensors", targets, told.names("ignore"), kv=told.take("kv_cache_scheme", None)
     )
 
 
@@ -48,21 +49,18 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
     place in the file, for errors. form_name: the checkpoint's or the entry's format."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: must be an object, not {shown(raw)}")
-    told = ToldObject(raw, where)
+    told = QuantKeys(raw, where)
     own = told.text("format", "") or form_name
-    weights = told.take("weights")
-    if not isinstance(weights, dict):
-        raise told.fail(f"weights must be an object, not {shown(weights)}: {INSTEAD}")
-    form = _form(ToldObject(weights, f"{where} weights"), own)
-    narrow = _narrow_rows(told, told.take("input_activations"), form)
-    if told.take("output_activations") is not None:
+    form = _form(QuantKeys(told.object("weights"), f"{where} weights"), own)
+    narrow = _narrow_rows(told, told.take("input_activations", None), form)
+    if told.take("output_activations", None) is not None:
         raise told.fail(f"output_activations are not rounded here: {INSTEAD}")
     named = told.names("targets")
     told.refuse_rest()
     return Targets(named, form, narrow)
 
 
-def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
+def _narrow_rows(told: QuantKeys, raw: Any, form: StoredForm) -> bool:
     """Returns True if the checkpoint wants four-bit activations. raw: its `input_activations`.
 
     Eight-bit activations are accepted, but the checkpoint's static scales for them are not used:
@@ -82,26 +80,26 @@ def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
     return False
 
 
-def _form(told: ToldObject, form_name: str) -> StoredForm:
+def _form(told: QuantKeys, form_name: str) -> StoredForm:
     """Reads an entry's `weights`: how a matrix is stored."""
     if form_name in REFUSED:
         raise told.fail(f"format {form_name!r} is not read: {REFUSED[form_name]}")
     known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized", *FP4)
     told.one_of("format", form_name, known)
-    bits, numbers = told.number("num_bits", 8), told.text("type", "int")
+    bits, numbers = told.count("num_bits", 8), told.text("type", "int")
     strategy = told.text(
-        "strategy", "group" if told.raw.get("group_size") not in (None, -1) else "tensor"
+        "strategy", "group" if told.rest.get("group_size") not in (None, -1) else "tensor"
     )
     symmetric, group, block = (
         told.flag("symmetric", True),
-        told.take("group_size"),
-        told.take("block_structure"),
+        told.take("group_size", None),
+        told.take("block_structure", None),
     )
-    if told.take("actorder") not in (None, False, "weight", "static"):
+    if told.take("actorder", None) not in (None, False, "weight", "static"):
         raise told.fail("actorder 'group' (act-order) is not read: take a checkpoint without it")
     if told.flag("dynamic", False):
         raise told.fail(f"weights are dynamic, and so not stored: {INSTEAD}")
-    told.past("observer", "observer_kwargs", "zp_dtype")
+    told.skip("observer", "observer_kwargs", "zp_dtype")
     scale_dtype = told.text("scale_dtype", "").removeprefix("torch.")
     told.refuse_rest()
     if form_name in FP4:
@@ -115,7 +113,7 @@ def _form(told: ToldObject, form_name: str) -> StoredForm:
 
 
 def _fp4_form(
-    told: ToldObject,
+    told: QuantKeys,
     form_name: str,
     number: tuple[str, int, bool],
     strategy: str,
@@ -137,7 +135,7 @@ def _fp4_form(
     return StoredForm(kind, "group", neighbours, packing="packed")
 
 
-def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) -> StoredForm:
+def _float_form(told: QuantKeys, strategy: str, symmetric: bool, block: Any) -> StoredForm:
     """Returns how float8 matrices are stored. strategy: of scales. block: block_structure."""
     told.one_of("strategy", strategy, ("channel", "tensor", "block"))
     if not symmetric:
@@ -148,7 +146,7 @@ def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) ->
 
 
 def _int_form(
-    told: ToldObject, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any
+    told: QuantKeys, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any
 ) -> StoredForm:
     """Returns how integer matrices are stored. strategy: of scales. group: group_size."""
     packed = form_name == "pack-quantized"

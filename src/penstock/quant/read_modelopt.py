@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.json_keys import shown
 from penstock.kernels.fp4_groups import NV_GROUP
+from penstock.quant.quant_keys import QuantKeys
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization, Targets
-from penstock.quant.told_object import ToldObject, shown
 
 _NVFP4 = StoredForm("nvfp4", "group", NV_GROUP, packing="modelopt")
 # quant_algo -> (how a matrix is stored, True if it wants four-bit activations too)
@@ -29,16 +30,14 @@ _INSTEAD = "take the model's unquantized checkpoint, or an fp8, NVFP4 or int4 on
 _PAST = ("producer", "version", "quant_method", "lora_rank", "smoothquant_alpha")
 
 
-def read_modelopt(told: ToldObject) -> StoredQuantization:
-    inner = told.take("quantization")
+def read_modelopt(told: QuantKeys) -> StoredQuantization:
+    inner = told.object("quantization", None)
     # a nested `quantization` object, as in hf_quant_config.json; config.json may have it too
     if inner is not None:
-        told.past(*_PAST)
+        told.skip(*_PAST)
         told.refuse_rest()
-        if not isinstance(inner, dict):
-            raise told.fail(f"quantization must be an object, not {shown(inner)}")
-        told = ToldObject(inner, f"{told.where} quantization")
-    told.past(*_PAST)
+        told = QuantKeys(inner, f"{told.where} quantization")
+    told.skip(*_PAST)
     algorithm = told.one_of(
         "quant_algo", told.text("quant_algo", "").upper(), (*ALGORITHMS, MIXED), _INSTEAD
     )
@@ -55,14 +54,14 @@ def read_modelopt(told: ToldObject) -> StoredQuantization:
     return StoredQuantization("modelopt", targets, ignored, by_part=True, kv=kv)
 
 
-def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
+def _mixed(told: QuantKeys, layers: dict[str, Any]) -> tuple[Targets, ...]:
     """Reads quantized_layers: names and the algorithm of each. A name is a matrix, or a module of
     several matrices. Returns a Targets for each algorithm."""
     names: dict[str, list[str]] = {}
     for name, raw in layers.items():
         if not isinstance(raw, dict):
             raise told.fail(f"quantized_layers {shown(name)} must be an object, not {shown(raw)}")
-        layer = ToldObject(raw, f"{told.where} quantized_layers {shown(name)}")
+        layer = QuantKeys(raw, f"{told.where} quantized_layers {shown(name)}")
         algorithm = layer.one_of(
             "quant_algo", layer.text("quant_algo", "").upper(), ALGORITHMS, _INSTEAD
         )
@@ -72,13 +71,11 @@ def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
     return tuple(Targets(frozenset(named), *ALGORITHMS[each]) for each, named in names.items())
 
 
-def _check_groups(told: ToldObject) -> None:
+def _check_groups(told: QuantKeys) -> None:
     """Raises an error unless config_groups, which repeats quant_algo in compressed-tensors' keys,
     agrees with it."""
     _check_group(told, "")
-    groups = told.take("config_groups", {})
-    if not isinstance(groups, dict):
-        raise told.fail(f"config_groups must be an object, not {shown(groups)}")
+    groups = told.object("config_groups", {})
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
@@ -87,11 +84,11 @@ def _check_groups(told: ToldObject) -> None:
             )
         if weights.get("num_bits") == 4:
             _check_group(
-                ToldObject(weights, f"{told.where} config_groups {shown(name)} weights"), "NVFP4"
+                QuantKeys(weights, f"{told.where} config_groups {shown(name)} weights"), "NVFP4"
             )
 
 
-def _check_group(told: ToldObject, algorithm: str) -> None:
+def _check_group(told: QuantKeys, algorithm: str) -> None:
     """Checks that group_size is the algorithm's. Some writers store 0 or null for a matrix with one
     scale."""
     group = told.take("group_size", NV_GROUP)
@@ -100,11 +97,11 @@ def _check_group(told: ToldObject, algorithm: str) -> None:
     )
 
 
-def _kv(told: ToldObject) -> Any:
+def _kv(told: QuantKeys) -> Any:
     """Returns the KV cache's scheme, in compressed-tensors' form; None: none is declared."""
-    algorithm = told.take("kv_cache_quant_algo")
+    algorithm = told.take("kv_cache_quant_algo", None)
     if algorithm is not None:
         wide = "set it to null to have KV in the model's numbers"
         told.one_of("kv_cache_quant_algo", algorithm, ("FP8",), wide)
         return {"num_bits": 8, "type": "float"}
-    return told.take("kv_cache_scheme")
+    return told.take("kv_cache_scheme", None)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import shown
+from penstock.quant.quant_keys import INSTEAD, REFUSED, QuantKeys
 from penstock.quant.read_compressed import BLOCK, GROUPS, read_compressed
 from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
-from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 # quantization method -> description of its supported checkpoints, as docs/quantization.md shows it
 READ = {
@@ -78,7 +79,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
     which error messages begin."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
-    told = ToldObject(raw, f"{where}: quantization_config")
+    told = QuantKeys(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
     readers = {
         "compressed-tensors": read_compressed,
@@ -101,7 +102,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
 # --- HF's fp8, AWQ, GPTQ
 
 
-def _fp8(told: ToldObject) -> StoredQuantization:
+def _fp8(told: QuantKeys) -> StoredQuantization:
     """Reads Hugging Face's and AutoFP8's float8 config."""
     told.one_of(
         "fmt",
@@ -115,11 +116,11 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         "activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static")
     )
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
-    size = told.take("weight_block_size")
+    inverse = "weight_block_size" in told.rest
+    size = told.take("weight_block_size", None)
     if size is None:
         # transformers always writes this key (null: one scale a matrix), and stores scales as
         # `weight_scale_inv`. AutoFP8 never writes it.
-        inverse = "weight_block_size" in told.raw
         form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
     elif size == [BLOCK, BLOCK]:
         form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
@@ -127,8 +128,7 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         raise told.fail(
             f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}"
         )
-    # scale_fmt describes activations only
-    told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")
+    told.skip("scale_fmt")  # describes activations only
     ignored = told.names("modules_to_not_convert", "ignored_layers")
     # DeepSeek leaves routers unquantized without listing them
     ignored = (
@@ -139,14 +139,14 @@ def _fp8(told: ToldObject) -> StoredQuantization:
     return StoredQuantization("fp8", (Targets(("Linear",), form),), ignored, by_part=True)
 
 
-def _mxfp4(told: ToldObject) -> StoredQuantization:
+def _mxfp4(told: QuantKeys) -> StoredQuantization:
     """Reads gpt-oss's config. The result has no targets: only experts are quantized, and
     models/gpt_oss.py reads these itself."""
-    told.past("modules_to_not_convert")
+    told.skip("modules_to_not_convert")
     return StoredQuantization("mxfp4", ())
 
 
-def _awq(told: ToldObject) -> StoredQuantization:
+def _awq(told: QuantKeys) -> StoredQuantization:
     """Reads AWQ's config."""
     told.one_of(
         "version",
@@ -155,10 +155,10 @@ def _awq(told: ToldObject) -> StoredQuantization:
         "take a checkpoint of version gemm",
     )
     bits, group = (
-        told.take("bits", told.take("w_bit")),
-        told.take("group_size", told.take("q_group_size")),
+        told.take("bits", told.take("w_bit", None)),
+        told.take("group_size", told.take("q_group_size", None)),
     )
-    told.past(
+    told.skip(
         "w_bit",
         "q_group_size",
         "do_fuse",
@@ -184,9 +184,9 @@ def _awq(told: ToldObject) -> StoredQuantization:
     )
 
 
-def _gptq(told: ToldObject) -> StoredQuantization:
+def _gptq(told: QuantKeys) -> StoredQuantization:
     """Reads GPTQ's config."""
-    bits = told.one_of("bits", told.number("bits"), (4, 8))
+    bits = told.one_of("bits", told.count("bits"), (4, 8))
     if told.flag("desc_act", False):
         raise told.fail(
             "desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an"
@@ -196,7 +196,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     if form_name == "marlin" or told.flag("is_marlin_format", False):
         raise told.fail(f"marlin's format is not read: {REFUSED['marlin']}")
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
-    told.past(*WRITERS)
+    told.skip(*WRITERS)
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
     # GPTQ writers leave routers unquantized without listing them
     ignored = (
@@ -213,23 +213,21 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     )
 
 
-def _dynamic(told: ToldObject) -> tuple[str, ...]:
+def _dynamic(told: QuantKeys) -> tuple[str, ...]:
     """Returns the patterns of GPTQModel's `dynamic` rules that leave modules unquantized (keys
     `-:pattern`). Raises CheckpointError for rules that change how a module is quantized."""
-    rules = told.take("dynamic", {})
-    if not isinstance(rules, dict):
-        raise told.fail(f"dynamic must be an object, not {shown(rules)}")
+    rules = told.object("dynamic", {})
     for rule in rules:
         if not rule.startswith("-:"):
             raise told.fail(
                 f"dynamic has {shown(rule)}: matrices with settings of their own are not read:"
                 f" {INSTEAD}"
             )
-    told.raw["dynamic_patterns"] = [f"re:.*{rule[2:]}" for rule in rules]
+    told.rest["dynamic_patterns"] = [f"re:.*{rule[2:]}" for rule in rules]
     return told.names("dynamic_patterns")
 
 
-def _flat(told: ToldObject, names: Any) -> list[str]:
+def _flat(told: QuantKeys, names: Any) -> list[str]:
     """Flattens modules_in_block_to_quantize: a list of names, or of lists of names."""
     if not isinstance(names, list):
         raise told.fail(f"modules_in_block_to_quantize must be a list, not {shown(names)}")
@@ -239,13 +237,13 @@ def _flat(told: ToldObject, names: Any) -> list[str]:
     return flat
 
 
-def _with_head(told: ToldObject, ignored: tuple[str, ...]) -> tuple[str, ...]:
+def _with_head(told: QuantKeys, ignored: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the ignored names, with lm_head added unless the config says lm_head: true (AWQ,
     GPTQ)."""
     return ignored if told.flag("lm_head", False) else (*ignored, "lm_head")
 
 
-def _grouped(told: ToldObject, group: Any) -> tuple[Scales, int | None]:
+def _grouped(told: QuantKeys, group: Any) -> tuple[Scales, int | None]:
     """Returns how scales are shared, and the inputs of a scale group (None: the whole row)."""
     if group == -1:
         return "channel", None

@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.disk import read_plain
 from penstock.errors import TokenizerError
+from penstock.json_keys import read_json
 
 LARGEST_FILE = 512 << 20  # most bytes of a file; Gemma's tokenizer.json has 33 MB
 # limit of how many times longer the normalizer may make a text; for served models it is 1 to 3
@@ -230,14 +231,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     optional."""
     if not path.is_file():
         return {}
+    value = read_json(path, TokenizerError)
     try:
-        value = json.loads(_read_text(path))
-        # raises an error for half a surrogate pair, which no token's text can contain
         json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except UnicodeEncodeError as error:  # half a surrogate pair, which no token's text can contain
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds no JSON object; fetch the file again")
     return value
 
 

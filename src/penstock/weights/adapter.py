@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.models.keys import read_json
-from penstock.weights.checkpoint import Entry, read_header, read_tensors, shown
+from penstock.json_keys import read_json, shown
+from penstock.weights.checkpoint import Entry, read_header, read_tensors
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 LARGEST = torch.finfo(torch.float32).max

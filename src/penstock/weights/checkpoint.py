@@ -12,14 +12,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.disk import open_plain
 from penstock.errors import CheckpointError
-from penstock.models.keys import read_json
+from penstock.json_keys import read_json, shown
 from penstock.models.model_config import our_name
 from penstock.models.text_part import TextOfWhole
 from penstock.weights.find import NO_GGUF
@@ -30,7 +31,6 @@ MAX_HEADER = 100_000_000  # most bytes of a safetensors header; the format's own
 # dimensions of a tensor; a shape with a million of them would take hours to multiply
 MOST_DIMS = 16
 LONGEST_FILE = 255  # most bytes of a file's name
-LONGEST_SHOWN = 200  # most characters of a name repeated in an error
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -306,10 +306,25 @@ def read_header(shard: Path) -> list[Entry]:
     ]
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _HeaderEntry(msgspec.Struct):
+    """A tensor's entry in a shard's header."""
+
+    dtype: Annotated[str, msgspec.Meta(max_length=16)]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MOST_DIMS)]
+    data_offsets: tuple[_Size, _Size]
+
+
 def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Entry:
-    if not _is_sound(told):
-        raise CheckpointError(f"{shard} has a broken header at tensor {shown(name)}: {AGAIN}")
-    dtype, shape, (start, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
+    try:
+        found = msgspec.convert(told, _HeaderEntry)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{shard} has a broken header at tensor {shown(name)}: {AGAIN}"
+        ) from error
+    dtype, shape, (start, end) = found.dtype, found.shape, found.data_offsets
     if data_start + end > size:
         raise CheckpointError(
             f"{shard} is cut short: tensor {shown(name)} ends {data_start + end - size} bytes past"
@@ -321,28 +336,3 @@ def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Ent
             f" {AGAIN}"
         )
     return Entry(name, shard, dtype, shape, data_start + start)
-
-
-def _is_sound(told: Any) -> bool:
-    """Returns True if a tensor's header entry has the format's types: a short dtype name, and lists
-    of whole numbers."""
-    if not isinstance(told, dict):
-        return False
-    dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
-    if not (
-        isinstance(dtype, str)
-        and len(dtype) <= 16
-        and isinstance(shape, list)
-        and isinstance(offsets, list)
-    ):
-        return False
-    whole = all(
-        type(number) is int and 0 <= number < 2**63
-        for number in (*shape[: MOST_DIMS + 1], *offsets[:3])
-    )
-    return whole and len(shape) <= MOST_DIMS and len(offsets) == 2
-
-
-def shown(name: str) -> str:
-    """Returns a name for an error message, cut to LONGEST_SHOWN characters."""
-    return repr(name) if len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN]) + "..."

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import shown
 from penstock.kernels.layer_kv import LEAST_KV_SCALE
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.parallel.sharded_weight import FLOATS
 from penstock.quant.stored_quantization import StoredQuantization
-from penstock.quant.told_object import shown
 from penstock.weights.checkpoint import Entry, of_text, read_entries, read_tensors, renamed
 
 SUFFIXES, OF_PRODUCTS = (".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale")

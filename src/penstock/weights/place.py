@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import shown
 from penstock.models.decoder import Decoder
 from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
@@ -26,7 +27,6 @@ from penstock.weights.checkpoint import (
     read_entries,
     read_tensors,
     renamed,
-    shown,
     unstacked,
 )
 from penstock.weights.kv_scales import OF_PRODUCTS, SUFFIXES

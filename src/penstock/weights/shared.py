@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.json_keys import shown
 from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
-from penstock.weights.checkpoint import ITEM_BYTES, MOST_DIMS, Entry, shown
+from penstock.weights.checkpoint import ITEM_BYTES, MOST_DIMS, Entry
 from penstock.weights.cuda_handles import close_handle, open_handle
 from penstock.weights.stream import TORCH_DTYPES, stream_tensors
 

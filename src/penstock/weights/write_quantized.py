@@ -22,6 +22,7 @@ from torch import Tensor
 
 from penstock.disk import sync_folder, why_not_written, write_whole
 from penstock.errors import CheckpointError, UsageError
+from penstock.json_keys import read_json
 from penstock.models.build_model import build_model
 from penstock.models.decoder import EMBEDDING, HEAD, Decoder
 from penstock.models.model_config import ModelConfig
@@ -82,9 +83,7 @@ def write_quantized(
     ignored = [
         name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds
     ]
-    raw = json.loads((folder / "config.json").read_text()) | (
-        {"tie_word_embeddings": False} if untied else {}
-    )
+    raw = read_json(folder / "config.json") | ({"tie_word_embeddings": False} if untied else {})
     # vLLM's head is no `Linear`, so it needs its own config group
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}
     if config.tie_word_embeddings and not untied:

@@ -195,7 +195,7 @@ def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batch
         tokenizer, folder, server_limits=HttpLimits(max_answer_bytes=int(room))
     ) as server:
         yield server
-        assert answers_of(server).bytes == answers_of(server).kept == 0
+        assert answers_of(server).bytes == answers_of(server).kept.bytes == 0
 
 
 def answers_of(server: Batching) -> ResponseBudget:
@@ -237,10 +237,12 @@ def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(
     with with_room(tokenizer, tmp_path, 6 * size) as server:
         batch_id = server.submit(jsonl([line(str(number), **BODY) for number in range(30)]))
         answers = answers_of(server)
-        server.running.wait_for(lambda: disk.writing.is_set() and answers.kept > answers.most // 2)
+        server.running.wait_for(
+            lambda: disk.writing.is_set() and answers.kept.bytes > answers.most // 2
+        )
         server.running.wait_for(lambda: not server.engine.open)
         asked = len(server.engine.submitted)
-        assert answers.most // 2 < answers.kept == answers.bytes <= answers.most
+        assert answers.most // 2 < answers.kept.bytes == answers.bytes <= answers.most
         assert (
             server.http.get("/health").status_code == 200
             and len(server.engine.submitted) == asked < 30
@@ -253,16 +255,20 @@ def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(
 def test_what_is_kept_is_never_given_up() -> None:
     wholes = ResponseBudget(100)
     with wholes.hold([b""]) as begun, wholes.hold([b"x" * 30]) as written:
-        wholes.keep(60)
+        wholes.kept.add(60)
         assert not written.given_up
-        wholes.keep(30)
-        assert written.given_up and not begun.given_up and (wholes.kept, wholes.bytes) == (90, 90)
-        wholes.keep(30)
+        wholes.kept.add(30)
+        assert (
+            written.given_up
+            and not begun.given_up
+            and (wholes.kept.bytes, wholes.bytes) == (90, 90)
+        )
+        wholes.kept.add(30)
         assert not begun.given_up, "that would make no room"
         with pytest.raises(AnswerTooLargeError):
             begun.put(0, b"x")
-    wholes.let_go(120)
-    assert wholes.kept == wholes.bytes == 0
+    wholes.kept.add(-120)
+    assert wholes.kept.bytes == wholes.bytes == 0
 
 
 def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(

@@ -500,7 +500,7 @@ def test_the_loop_doesnt_read_a_long_line(
         return read
 
     monkeypatch.setattr(batch_line, "read_completion", noted(batch_line.read_completion))
-    monkeypatch.setattr(bulk, "read_line", noted(bulk.read_line))
+    monkeypatch.setattr(bulk, "read_object", noted(bulk.read_object))
     with batching(make_tokenizer(tmp_path_factory.mktemp("tok")), tmp_path) as server:
         lines = [line("short"), line("long", user="y" * LONG_BODY)]
         batch = server.until_over(server.submit(jsonl(lines)))

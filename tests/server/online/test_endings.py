@@ -154,7 +154,7 @@ def test_a_shutdown_tells_who_waits(server: Running, asking: Any) -> None:
 def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bool) -> None:
     with connect(server.url) as sender:
         sender.sendall(request(b"{", "content-length: 9000"))
-        server.wait_for(lambda: server.service.intake.bytes == 1)
+        server.wait_for(lambda: server.service.intake.receiving.bytes == 1)
         server.loop.call_soon_threadsafe(server.service.close)
         if more_comes:
             sender.sendall(b" ")

@@ -175,7 +175,7 @@ def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
         host, port = server.url.removeprefix("http://").split(":")
         halves = [socket.create_connection((host, int(port)), timeout=600) for _ in range(2)]
         halves[0].sendall(request({"prompt": "x" * 9_000})[:-100])
-        server.wait_for(lambda: server.service.intake.bytes > 8_000)
+        server.wait_for(lambda: server.service.intake.receiving.bytes > 8_000)
         halves[1].sendall(request({"prompt": "x" * 9_000})[:-100])
         assert halves[1].recv(100).startswith(b"HTTP/1.1 429 ")
         server.pass_time(2000)
@@ -183,7 +183,7 @@ def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
         while piece := halves[0].recv(1000):  # and it is closed
             slow += piece
         assert slow.startswith(b"HTTP/1.1 408 ") and b'"code":"body_too_slow"' in slow
-        assert server.service.intake.bytes == 0
+        assert server.service.intake.receiving.bytes == 0
         for half in halves:
             half.close()
 
@@ -193,7 +193,7 @@ def test_long_bodies_on_their_way_in_leave_room_to_short_ones(tokenizer: Tokeniz
         host, port = server.url.removeprefix("http://").split(":")
         halves = [socket.create_connection((host, int(port)), timeout=600) for _ in range(2)]
         halves[0].sendall(request({"prompt": "x" * 90_000})[:-100])
-        server.wait_for(lambda: server.service.intake.bytes > 80_000)
+        server.wait_for(lambda: server.service.intake.receiving.bytes > 80_000)
         halves[1].sendall(request({"prompt": "x" * 90_000})[:-100])
         assert halves[1].recv(100).startswith(b"HTTP/1.1 429 ")
         assert (

@@ -192,7 +192,7 @@ def test_a_text_that_no_context_holds_is_refused_by_its_characters(
             400,
             "context_length_exceeded",
         )
-    assert server.service.intake.large == 0
+    assert server.service.intake.large.bytes == 0
 
 
 def head(server: Running, size: int) -> socket.socket:
@@ -205,7 +205,7 @@ def head(server: Running, size: int) -> socket.socket:
 def test_large_bodies_past_their_room_are_refused_before_they_are_read(server: Running) -> None:
     intake, most = server.service.intake, server.service.limits.max_large_bytes
     first, second = head(server, most // 2), head(server, most // 2)
-    server.wait_for(lambda: intake.large == most // 2 * 2)
+    server.wait_for(lambda: intake.large.bytes == most // 2 * 2)
     third = head(server, 2 * limits_module.LARGE)
     answer, body = read_one(third)
     assert (
@@ -219,7 +219,7 @@ def test_large_bodies_past_their_room_are_refused_before_they_are_read(server: R
     )
     for connection in (first, second, third):
         connection.close()
-    server.wait_for(lambda: intake.large == intake.bytes == 0)
+    server.wait_for(lambda: intake.large.bytes == intake.receiving.bytes == 0)
 
 
 def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -> None:
@@ -227,12 +227,12 @@ def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -
         yield b'{"prompt": "'
         for _ in range(3 * limits_module.LARGE // 65_536):
             yield b"x" * 65_536
-        server.wait_for(lambda: server.service.intake.large > limits_module.LARGE)
+        server.wait_for(lambda: server.service.intake.large.bytes > limits_module.LARGE)
         yield b'"}'
 
     answer = httpx.post(server.url + COMPLETIONS, content=pieces(), timeout=600)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    server.wait_for(lambda: server.service.intake.large == 0)
+    server.wait_for(lambda: server.service.intake.large.bytes == 0)
 
 
 def test_bodies_that_wait_to_be_read_are_bounded_and_go_with_their_clients(
@@ -247,21 +247,21 @@ def test_bodies_that_wait_to_be_read_are_bounded_and_go_with_their_clients(
         return plain(body, limits)
 
     monkeypatch.setattr(handlers, "read_completion", held)
-    monkeypatch.setattr(intake, "most_large", 300_000)
+    monkeypatch.setattr(intake.parsing, "most", 300_000)
     body = json.dumps({"prompt": "a", "user": "x" * 100_000}).encode()
     connections = [connect(server.url) for _ in range(3)]
     try:
         for at, connection in enumerate(connections):
-            server.wait_for(lambda waiting=at: intake._waiting == waiting * len(body))
+            server.wait_for(lambda waiting=at: intake.parsing.bytes == waiting * len(body))
             connection.sendall(request(body))
         answer, refusal = read_one(connections[2])
         assert answer.startswith(b"HTTP/1.1 503 ") and b"server_busy" in refusal
         connections[1].close()  # amid its wait
-        server.wait_for(lambda: intake._waiting == len(body))
+        server.wait_for(lambda: intake.parsing.bytes == len(body))
         going.set()
         answer, _ = read_one(connections[0])
         assert answer.startswith(b"HTTP/1.1 200 ") and len(read) == 1
-        server.wait_for(lambda: intake._waiting == 0)
+        server.wait_for(lambda: intake.parsing.bytes == 0)
     finally:
         going.set()
         for connection in connections:
@@ -272,10 +272,10 @@ def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> No
     intake = limits_module.Intake(
         HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts
     )
-    with intake.place() as one:
-        one.take(5 * limits_module.LARGE)
-        with intake.place() as other, pytest.raises(HttpError):
-            other.take(2 * limits_module.LARGE)
-        one.take(6 * limits_module.LARGE)
-        assert intake.large == 6 * limits_module.LARGE
-    assert intake.large == 0
+    with limits_module.BodyRoom(intake.large) as one:
+        one.count(5 * limits_module.LARGE)
+        with limits_module.BodyRoom(intake.large) as other, pytest.raises(HttpError):
+            other.count(2 * limits_module.LARGE)
+        one.count(6 * limits_module.LARGE)
+        assert intake.large.bytes == 6 * limits_module.LARGE
+    assert intake.large.bytes == 0

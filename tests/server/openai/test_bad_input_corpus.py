@@ -97,5 +97,9 @@ def _line_of(case: Case) -> bytes:
 def test_afterwards_nothing_is_left_and_it_serves(server: Batching) -> None:
     queue = server.running.service.request_limits
     server.running.wait_for(lambda: not server.engine.open)
-    assert (queue.reqs.total, queue.tokens.total, server.running.service.intake.bytes) == (0, 0, 0)
+    assert (
+        queue.reqs.total,
+        queue.tokens.total,
+        server.running.service.intake.receiving.bytes,
+    ) == (0, 0, 0)
     assert server.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200

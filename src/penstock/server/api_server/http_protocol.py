@@ -1,14 +1,13 @@
 """Uvicorn's HTTP protocol with limits per connection. Limits the bytes and seconds of a request's
 head (request line and headers), the seconds that a client may read nothing, and the number of
 connections. A connection past a limit is closed, with an error in OpenAI's format if an answer is
-still possible. pyproject.toml allows only the versions of uvicorn that this was tested with. Knows
-HTTP on the wire; no routes."""
+still possible. Other bounds are a reverse proxy's (docs/open_server.md). pyproject.toml allows only
+the versions of uvicorn that this was tested with. Knows HTTP on the wire; no routes."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 from typing import Any
 
 import httptools
@@ -52,52 +51,30 @@ def http_protocol(
     gives the CORS headers of error answers."""
     most = most_connections(limits, files=files)
     parts = {"limits": limits, "most": most, "idle": {}, "access": access or AccessPolicy()}
-    return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
+    return type("LimitedConnection", (HttpProtocol,), parts)
 
 
 def _no_http(message: str) -> HttpError:
     return HttpError(message, code="invalid_http")
 
 
-def _nothing() -> None:
-    """Does nothing. Used as the callback for a complete answer."""
-
-
-class _RefusedError(Exception):
-    """Raised in the parser's callbacks, since bytes after a refused request are not parsed."""
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One client's connection. "Head" means the request line and the headers."""
 
+    transport: Any
     limits: HttpLimits
     access: AccessPolicy
     most: int  # most connections that wait for an answer
     # all connections that wait for no answer, the longest idle first
     idle: dict[HttpProtocol, None]
-    # Slots, since uvicorn's class has 28 attributes, and with more than 30 CPython gives every
-    # connection a separate dict.
-    __slots__ = (
-        "_answering",
-        "_head_bytes",
-        "_head_open",
-        "_head_timer",
-        "_progress",
-        "_refused",
-        "_upgrade",
-        "_write_timer",
-    )
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_open = True  # True until the headers of the next request are complete
-        # bytes received so far of the next request's head
+        # bytes received since the last complete head or part of a body
         self._head_bytes = 0
-        # True if the bytes of the present read held a complete head or part of a body
-        self._progress = False
         # True once a request was refused, after which further bytes are dropped
         self._refused = False
-        self._upgrade = False  # True if the head asks for another protocol, which is not served
         # the request being answered; `cycle` is the last one read
         self._answering: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -107,12 +84,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # An answer takes two writes. Without TCP_NODELAY each answer on a kept connection took 44
-        # ms (Nagle's algorithm waits for delayed acknowledgements), and asyncio sets the option
-        # only for sockets that name their protocol.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # behaves like the transport, except for close()
-        self.transport = _Lingering(transport, self)  # type: ignore[assignment]
+        self.transport = _Lingering(transport, self)
         self.idle[self] = None
         self._wait_for_head()
         if len(self.connections) > self.most + SPARE:
@@ -127,25 +100,20 @@ class HttpProtocol(HttpToolsProtocol):
         self._disconnect()
         # Break reference cycles: the garbage collector, which runs rarely, would free them late.
         self._unset_keepalive_if_required()
-        for waiting, _ in self.pipeline:
-            waiting.on_response = _nothing  # a pipelined request has not begun, and never will
         self.pipeline.clear()
-        if isinstance(self.transport, _Lingering):
-            self.transport.connection = None
+        self.cycle = None  # type: ignore[assignment]
+        self.transport.connection = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._progress = False
         self._unset_keepalive_if_required()
+        # A complete head or part of a body in this read sets it to 0. What the read holds of the
+        # next head is then not counted: 256 KB at most.
+        self._head_bytes += len(data)
         self._parse(data)
         if self._refused or self.transport.is_closing():
             return
-        # A read that also held parts of other requests doesn't count, since the head's share of it
-        # is unknown. The error is small: a read has at most 256 KB, and the next one counts in
-        # full.
-        if not self._progress:
-            self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
             self._refuse(self._too_large())
         elif self._head_open and (self.cycle is None or self.cycle.response_complete):
@@ -154,13 +122,13 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parses all of `data`. After a request that asks for another protocol (Upgrade) the parser
         stops, and a new one continues."""
-        coming: list[bytes | memoryview] = [data]
+        coming = [memoryview(data)]
         while coming and not self._refused:
             piece = coming.pop()
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
-                coming += [memoryview(piece)[upgrade.args[0] :], self._without_upgrade()]
+                coming += [piece[upgrade.args[0] :], memoryview(self._without_upgrade())]
             except httptools.HttpParserError:
                 self._refuse(_no_http("these bytes are no HTTP request: send HTTP/1.1"))
 
@@ -177,22 +145,15 @@ class HttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-            self.flow.resume_reading()
 
     # -- callbacks of the parser
-
-    def on_message_begin(self) -> None:
-        if self._refused:
-            raise _RefusedError
-        super().on_message_begin()
-        self._head_bytes = 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_open:  # trailers after a body are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        if self._refused or self.parser.should_upgrade():
             return
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -201,23 +162,20 @@ class HttpProtocol(HttpToolsProtocol):
         if (error := self._beyond()) is not None:
             self._refuse(error)
             return
-        self._head_open, self._head_bytes, self._progress = False, 0, True
-        if self.parser.should_upgrade():
-            self._upgrade = True
-        else:
-            super().on_headers_complete()
-            if not self.pipeline:
-                self._answering = self.cycle
+        self._head_open, self._head_bytes = False, 0
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        self._head_bytes, self._progress = 0, True
-        if not (self._refused or self._upgrade):
+        self._head_bytes = 0
+        if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._refused or self._upgrade:
+        if self._refused or self.parser.should_upgrade():
             return
-        self._head_open, self._head_bytes, self._progress = True, 0, True
+        self._head_open, self._head_bytes = True, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -257,11 +215,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _without_upgrade(self) -> bytes:
         """Returns the request's head without its Upgrade header, for a new parser. Some clients
-        (Java's) always send that header, and their body after it. Returns b"" for a refused
-        request, or one without that header."""
-        if not self._upgrade or self._refused:
-            return b""
-        self._upgrade, self._head_open = False, True
+        (Java's) always send that header, and their body after it."""
         method = self.parser.get_method()
         dropped = (b"upgrade", b"connection", b"http2-settings")
         kept = b"".join(

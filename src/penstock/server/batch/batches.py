@@ -25,7 +25,7 @@ from penstock.server.batch.files import (
     reply,
 )
 from penstock.server.batch.manager import BatchManager
-from penstock.server.online.intake import Intake
+from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
 from penstock.server.openai.batch_line import ENDPOINTS
@@ -65,7 +65,7 @@ _MUST_BE = {
 async def post_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
     intake = Intake(_LIMITS, manager.body_timeouts)
-    with intake.place() as place:
+    with BodyRoom(intake.large) as place:
         asked = unsupported_fields.sift(
             read_object(await intake.read(request, place)), BatchForm.__struct_fields__, _FATES
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,12 +25,12 @@ from penstock.server.online.active_call import ActiveCall, ClientGoneError, unti
 from penstock.server.online.api_keys import Key
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
-from penstock.server.online.buffered import ResponseBudget
 from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import QueueFullError, Ticket
 from penstock.server.openai.answers import BaseAnswer
-from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, named, read_line, told
+from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, named, told
+from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import (
     FAILED,
     HttpError,
@@ -68,7 +67,7 @@ async def post_bulk(bulk: BulkService, request: Request) -> Response:
     key = key_of(request.scope)
     bulk.service.request_limits.check(key)
     with ExitStack() as held:
-        place = held.enter_context(bulk.intake.place())
+        place = held.enter_context(BodyRoom(bulk.intake.large))
         body = await bulk.intake.read(request, place)
         if body.count(b"\n") >= MOST_LINES:
             raise HttpError(f"the body has more than {MOST_LINES:,} lines: send it in parts")
@@ -162,47 +161,44 @@ class BulkRun:
         self._open: dict[BulkLine, None] = {}
         self._ready: list[BulkLine] = []  # lines with new deltas
         self._results: list[bytes] = []  # results (lines of JSON) that were not sent yet
-        self._waiting = 0  # bytes of these results
-        self._news, self._taken = asyncio.Event(), asyncio.Event()
+        # counts these results, and those that are being sent
+        self._held = bulk.lines.answers.hold([])
+        self._news = asyncio.Event()
 
     async def write(self, send: Send) -> None:
         """Runs all lines and sends their results. Raises EngineError if the engine dies,
         ShuttingDownError if the server ends. Whatever happens, cancels the lines that still run."""
-        feeding = asyncio.create_task(self._feed())
-        feeding.add_done_callback(lambda _: self._news.set())
-        try:
-            with self._bulk.lines.answers.hold([]) as held:
+        with self._held:
+            feeding = asyncio.create_task(self._feed())
+            feeding.add_done_callback(lambda _: self._news.set())
+            try:
                 while not (feeding.done() and not self._open and not self._results):
                     await self._news.wait()
                     self._news.clear()
                     if feeding.done():
                         feeding.result()
                     await self._gather()
-                    await self._send(send, self._bulk.lines.answers, held)
+                    await self._send(send)
                 feeding.result()
-        finally:
-            feeding.cancel()
-            await asyncio.wait((feeding,))
-            for line in list(self._open):
-                self._leave(line)
+            finally:
+                feeding.cancel()
+                await asyncio.wait((feeding,))
+                for line in list(self._open):
+                    self._leave(line)
 
-    async def _send(self, send: Send, budget: ResponseBudget, held: Any) -> None:
-        """Sends results as fast as the client reads them. Their bytes count against `budget`
-        meanwhile."""
+    async def _send(self, send: Send) -> None:
+        """Sends results as fast as the client reads them."""
         while self._results:
             results, self._results = self._results, []
-            size, self._waiting = self._waiting, 0
-            budget.add(held, size)
-            held.check()
+            self._held.check()
             data = b"".join(results)
             piece = self._service.limits.piece_bytes
             for at in range(0, len(data), piece):
                 await send(
                     {"type": "http.response.body", "body": data[at : at + piece], "more_body": True}
                 )
-            held.check()
-            budget.add(held, -size)
-            self._taken.set()
+            self._held.check()
+            self._held.add(-len(data))
 
     async def _gather(self) -> None:
         """Takes the new deltas of lines, and turns ended lines into results."""
@@ -235,11 +231,9 @@ class BulkRun:
             line = bytes(self._body[:end])
             del self._body[:end]
             if number % TURN == 0:
-                self._place.left(len(self._body))
+                self._place.count(len(self._body))
                 await asyncio.sleep(0)
-            while self._waiting > WAITING:
-                self._taken.clear()
-                await self._taken.wait()
+            await self._held.until(WAITING)
             if line.strip():
                 await self._begin(number, line)
 
@@ -248,10 +242,10 @@ class BulkRun:
         try:
             if len(line) > LONG_BODY:
                 raw = await self._bulk.lines.tools.aside(
-                    lambda: read_line(line, self._service.limits)
+                    lambda: read_object(line, self._service.limits)
                 )
             else:
-                raw = read_line(line, self._service.limits)
+                raw = read_object(line, self._service.limits)
             custom_id, body = named(raw)
             call, packed = await self._reader.read(body)
             await self._submit(number, custom_id, call, packed)
@@ -312,5 +306,5 @@ class BulkRun:
     def _tell(self, number: int, custom_id: str | None, body: bytes) -> None:
         result = told(number, custom_id, body)
         self._results.append(result)
-        self._waiting += len(result)
+        self._held.add(len(result))
         self._news.set()

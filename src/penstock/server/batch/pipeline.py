@@ -192,7 +192,7 @@ class Pipeline:
         alone = tries > 0 and weight == room.capacity
         await room.acquire(*weight)
         try:
-            await answers.until_kept(0 if alone else answers.most // 2)
+            await answers.kept.until(0 if alone else answers.most // 2)
             inside.set()
             self._at_engine[number] = request
             outcome = await request.outcome(alone=alone)
@@ -231,13 +231,13 @@ class Pipeline:
         outcome's bytes count until it is on the disk or the pipeline ends."""
         size = len(outcome.text)
         self._kept += size
-        self._shared.lines.answers.keep(size)
+        self._shared.lines.answers.kept.add(size)
         self._outbox.put_nowait(outcome)
-        await self._shared.lines.answers.until_kept(self._shared.limits.outbox_bytes)
+        await self._shared.lines.answers.kept.until(self._shared.limits.outbox_bytes)
 
     def _let_go(self, size: int) -> None:
         self._kept -= size
-        self._shared.lines.answers.let_go(size)
+        self._shared.lines.answers.kept.add(-size)
 
     async def _write(self) -> None:
         """Writes outcomes to the disk, several at a time, until the end marker comes."""

@@ -5,13 +5,13 @@ are sent. Knows bytes; no calls, no engine."""
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.server.online.budget import Budget, HeldBytes
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
 
@@ -52,34 +52,33 @@ class AnswerTooLargeError(HttpError):
         super().__init__(f"{what}: stream it, or ask for fewer samples, tokens or logprobs")
 
 
-class BufferedBody:
+class BufferedBody(HeldBytes):
     """The pieces of one answer's body. Their bytes count against the budget from `put` until
     `take`, or until the `with` block ends."""
 
+    budget: ResponseBudget
+
     def __init__(self, budget: ResponseBudget, pieces: list[bytes]) -> None:
-        self._budget, self.pieces = budget, pieces
-        self.bytes = 0
+        super().__init__(budget)
+        self.pieces = pieces
         self.given_up = False
         self._taken = 0  # number of `pieces` that `take` has returned
 
-    def __enter__(self) -> BufferedBody:
-        self._budget.add(self, sum(map(len, self.pieces)))
+    def __enter__(self) -> Self:
+        self.budget.held.add(self)
+        self.add(sum(map(len, self.pieces)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._budget.remove(self)
+    def __exit__(self, *error: object) -> None:
+        self.budget.held.discard(self)
+        super().__exit__(*error)
 
     def put(self, at: int, piece: bytes) -> None:
         """Stores piece number `at`. Raises AnswerTooLargeError if the body was given up, now or
         earlier."""
         self.check()
         self.pieces[at] = piece
-        self._budget.add(self, len(piece))
+        self.add(len(piece))
         self.check()
 
     def check(self) -> None:
@@ -90,70 +89,40 @@ class BufferedBody:
     def take(self) -> tuple[bytes, bool]:
         """Returns the next bytes to send, and True if more follow."""
         begin, size = self._taken, 0
-        while self._taken < len(self.pieces) and size < self._budget.piece:
+        while self._taken < len(self.pieces) and size < self.budget.piece:
             size += len(self.pieces[self._taken])
             self._taken += 1
         data = b"".join(self.pieces[begin : self._taken])
         self.pieces[begin : self._taken] = [b""] * (self._taken - begin)
-        self._budget.add(self, -size)
+        self.add(-size)
         return data, self._taken < len(self.pieces)
 
     def give_up(self) -> None:
         """Drops the body's pieces. The request that waits for them then fails."""
         self.given_up = True
         self.pieces.clear()
-        self._budget.remove(self)
+        self.add(-self.bytes)
 
 
-class ResponseBudget:
+class ResponseBudget(Budget):
     """Limits the bytes of whole answers, while they are encoded and while they are sent. Above
     `most` bytes the largest answer is given up, so that a request that asks for too much, or is
-    read too slowly, fails alone. Kept bodies are complete answers of batches, which are never given
-    up. piece: bytes passed to a connection at once."""
+    read too slowly, fails alone. piece: bytes passed to a connection at once."""
 
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
-        self.most, self.piece = most, piece
-        self.bytes = 0  # bytes of all counted bodies, including kept ones
-        self.kept = 0  # bytes of the kept bodies among them
-        self._held: set[BufferedBody] = set()
-        self._less_kept = asyncio.Event()
+        super().__init__(most, self._make_room)
+        self.piece = piece
+        self.held: set[BufferedBody] = set()
+        self.kept = HeldBytes(self)  # complete answers of batches, which are never given up
 
     def hold(self, pieces: list[bytes]) -> BufferedBody:
         """Returns a context manager that counts `pieces` as one body. The caller must not change
         the list afterwards."""
         return BufferedBody(self, pieces)
 
-    def add(self, held: BufferedBody, size: int) -> None:
-        self._held.add(held)
-        held.bytes += size
-        self._count(size)
-
-    def remove(self, held: BufferedBody) -> None:
-        """Stops counting a body's bytes. Idempotent."""
-        self.bytes -= held.bytes
-        held.bytes = 0
-        self._held.discard(held)
-
-    def keep(self, size: int) -> None:
-        """Counts `size` bytes of a finished body until `let_go`."""
-        self.kept += size
-        self._count(size)
-
-    def let_go(self, size: int) -> None:
-        self.kept -= size
-        self.bytes -= size
-        self._less_kept.set()
-
-    async def until_kept(self, most: int) -> None:
-        """Waits until the kept bodies have at most `most` bytes."""
-        while self.kept > most:
-            self._less_kept.clear()
-            await self._less_kept.wait()
-
-    def _count(self, size: int) -> None:
-        self.bytes += size
+    def _make_room(self, _: HeldBytes) -> None:
         while self.bytes > self.most:
-            largest = max(self._held, key=lambda each: each.bytes, default=None)
+            largest = max(self.held, key=lambda each: each.bytes, default=None)
             if largest is None or not largest.bytes:  # only kept bodies are left
                 return
             largest.give_up()

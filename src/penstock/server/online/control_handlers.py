@@ -17,6 +17,7 @@ from penstock.errors import CheckpointError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import json_response
+from penstock.server.online.intake import BodyRoom
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
@@ -38,7 +39,7 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
     """POST /update_weights: answers once every engine has the new weights. Raises PenstockError;
     the old weights then stay."""
     _check_admin(state, request, "change weights")
-    with state.intake.place() as place:
+    with BodyRoom(state.intake.large) as place:
         raw = read_object(await state.intake.read(request, place), state.limits)
     try:
         form = msgspec.convert(raw, UpdateWeightsForm)

@@ -17,6 +17,7 @@ from penstock.sandbox.sandbox_process import Job, Reply
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
+from penstock.server.online.budget import HeldBytes
 from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
 from penstock.server.online.intake import BodyRoom
 from penstock.server.online.request_limits import Ticket
@@ -176,7 +177,8 @@ async def _post(
     state.request_limits.check(key)
     work = None
     try:
-        with state.intake.place() as place:  # counts the body's bytes until it has become token ids
+        # counts the body's bytes until it has become token ids
+        with BodyRoom(state.intake.large) as place:
             form = await read_body(state, request, place, read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
@@ -206,7 +208,8 @@ async def read_body(
     state.tell_marks(body)
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
-    with state.intake.waiting(len(body)):
+    with HeldBytes(state.intake.parsing) as waiting:
+        waiting.add(len(body))
         work = asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
         del body  # only the worker thread may keep the body in memory
         return await until_gone(work, request.receive, state.closing)

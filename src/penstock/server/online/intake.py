@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
+from penstock.server.online.budget import Budget, HeldBytes
 from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
@@ -71,48 +72,36 @@ class BodyTimeouts:
             patience.reschedule(until)
 
 
-class BodyRoom:
+class BodyRoom(HeldBytes):
     """The bytes of one body that count as large, until it has become token ids or its `with` block
     ends."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-        self._bytes = 0
-
-    def __enter__(self) -> BodyRoom:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._intake.large -= self._bytes
-        self._bytes = 0
-
-    def take(self, size: int) -> None:
-        """Counts a body of `size` bytes. Raises HttpError if all large bodies together would exceed
-        the limit; a single body may."""
-        intake = self._intake
-        if size <= max(LARGE, self._bytes):
-            return
-        if intake.large != self._bytes and intake.large - self._bytes + size > intake.most_large:
-            raise _busy()
-        intake.large += size - self._bytes
-        self._bytes = size
-
-    def left(self, size: int) -> None:
-        """Stops counting all but `size` bytes of the body."""
-        if size < self._bytes:
-            size = size if size > LARGE else 0
-            self._intake.large -= self._bytes - size
-            self._bytes = size
+    def count(self, size: int) -> None:
+        """Counts a body of `size` bytes; one that is not large counts nothing. Raises HttpError if
+        all large bodies together would exceed the limit; a single body may."""
+        self.add((size if size > LARGE else 0) - self.bytes)
 
 
-def _busy() -> HttpError:
-    message = (
-        "the server has as many large bodies as it takes: send this again after the seconds in"
-        " Retry-After"
-    )
-    return HttpError(
-        message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)}
-    )
+def _check_room(held: HeldBytes) -> None:
+    """Raises HttpError if large bodies exceed their limit, unless `held` is the only one."""
+    if held.budget.bytes > max(held.budget.most, held.bytes):
+        message = (
+            "the server has as many large bodies as it takes: send this again after the seconds in"
+            " Retry-After"
+        )
+        raise HttpError(
+            message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)}
+        )
+
+
+def _check_receiving(held: HeldBytes) -> None:
+    """Raises QueueFullError if the bodies being received exceed their limit, or, for a long body,
+    the long ones' part of it."""
+    most = held.budget.most // (1 if held.bytes <= LONG_BODY else OF_LONG)
+    if held.budget.bytes > most:
+        raise QueueFullError(
+            "the server is receiving as much as it takes: send it again", TRY_AGAIN
+        )
 
 
 def declared_size(request: Request) -> int:
@@ -127,53 +116,31 @@ class Intake:
 
     def __init__(self, limits: HttpLimits, timeouts: BodyTimeouts, servers: int = 1) -> None:
         self.limits, self._timeouts = limits, timeouts
-        self.most_large = limits.max_large_bytes // servers
-        self.bytes = 0  # bytes of all bodies that are being received
-        self.large = 0  # bytes of all large bodies that are not token ids yet
-        self._waiting = 0  # bytes of all complete bodies that wait to be parsed
-
-    def place(self) -> BodyRoom:
-        """Returns the byte counter of one body, a context manager around its handling."""
-        return BodyRoom(self)
-
-    @contextlib.contextmanager
-    def waiting(self, size: int) -> Iterator[None]:
-        """Counts a complete body while it waits to be parsed. Raises HttpError if all waiting
-        bodies exceed the limit for large ones, since many bodies of just under a megabyte would
-        fill the memory too."""
-        if self._waiting and self._waiting + size > self.most_large:
-            raise _busy()
-        self._waiting += size
-        try:
-            yield
-        finally:
-            self._waiting -= size
+        self.receiving = Budget(limits.max_reading_bytes, _check_receiving)
+        # large bodies that are not token ids yet
+        self.large = Budget(limits.max_large_bytes // servers, _check_room)
+        # complete bodies that wait to be parsed; many of just under a megabyte would fill the
+        # memory too
+        self.parsing = Budget(self.large.most, _check_room)
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """Receives the whole body. Raises HttpError, for a too large body as soon as its size is
-        known, and ShuttingDownError."""
+        """Receives the whole body. place: counts its bytes. Raises HttpError, for a too large body
+        as soon as its size is known, and ShuttingDownError."""
         limits = self.limits
         declared = declared_size(request)
         if declared > limits.max_body_bytes:
             raise self._too_large()
-        place.take(declared)
+        place.count(declared)
         body = bytearray()
-        try:
+        with HeldBytes(self.receiving) as received:
             async with self._timeouts.within(limits.body_seconds, "the body") as more_time:
                 async for piece in request.stream():
                     body += piece
-                    self.bytes += len(piece)
                     if len(body) > limits.max_body_bytes:
                         raise self._too_large()
-                    place.take(len(body))
-                    share = 1 if len(body) <= LONG_BODY else OF_LONG
-                    if self.bytes * share > limits.max_reading_bytes:
-                        raise QueueFullError(
-                            "the server is receiving as much as it takes: send it again", TRY_AGAIN
-                        )
+                    place.count(max(declared, len(body)))
+                    received.add(len(piece))
                     more_time(len(body))
-        finally:
-            self.bytes -= len(body)
         return body
 
     def _too_large(self) -> HttpError:

@@ -13,6 +13,7 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import JSON, json_response
 from penstock.server.online.handlers import RequestWork, read_body
+from penstock.server.online.intake import BodyRoom
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.prompt_ids import LONG_TEXT, chat_prompt
@@ -34,7 +35,7 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
     tokenizer, most = _tokenizer(state), state.client.facts.max_model_len
     key = key_of(request.scope)
     state.request_limits.check(key)
-    with state.intake.place() as place:
+    with BodyRoom(state.intake.large) as place:
         asked = await read_body(state, request, place, read_tokenize)
         form = asked.form
         check_model(form.model, state.model)
@@ -75,7 +76,7 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
     Raises PenstockError."""
     tokenizer, key = _tokenizer(state), key_of(request.scope)
     state.request_limits.check(key)
-    with state.intake.place() as place:
+    with BodyRoom(state.intake.large) as place:
         size = state.client.facts.vocab_size
         model, ids = await read_body(
             state, request, place, lambda body, limits: read_detokenize(body, size, limits)

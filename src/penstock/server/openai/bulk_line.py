@@ -28,7 +28,6 @@ from penstock.server.openai.forms import (
     CompletionForm,
     chat_form,
     completion_form,
-    read_object,
 )
 from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.http_limits import HttpLimits
@@ -39,11 +38,6 @@ from penstock.server.openai.translate import Call, CompletionParams, completion_
 KEPT = 256  # number of most recent sets of fields that are kept parsed
 ANY_PROMPT = [0]  # placeholder for the prompt while the other fields are parsed
 _encode = msgspec.json.Encoder().encode
-
-
-def read_line(line: bytes, limits: HttpLimits) -> Json:
-    """Returns the JSON object that a line holds. Raises HttpError."""
-    return read_object(line, limits)
 
 
 def named(raw: Json) -> tuple[str | None, Json]:

@@ -1,16 +1,14 @@
-"""ToldObject: reads an object of `quantization_config` key by key. Keys that are not read are
+"""QuantKeys: reads an object of `quantization_config` key by key. Keys that are not read are
 errors. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import CheckpointError
+from penstock.json_keys import Keys, shown
 
-LONGEST = 200  # the most characters of a value that an error message shows
 INSTEAD = (
     "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8,"
     " AWQ or GPTQ"
@@ -40,45 +38,8 @@ REFUSED = {
 }
 
 
-@dataclass(slots=True)
-class ToldObject:
-    """A JSON object that is read key by key, so that unread keys can be refused. A null counts as
-    missing. raw: the object. where: its file and key, for error messages."""
-
-    raw: dict[str, Any]
-    where: str
-    read: set[str] = field(default_factory=set)
-
-    def fail(self, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {text}")
-
-    def take(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        value = self.raw.get(name)
-        return default if value is None else value
-
-    def past(self, *names: str) -> None:
-        """Marks keys as read without reading them,
-        since they don't change how the model computes."""
-        self.read.update(names)
-
-    def text(self, name: str, default: str) -> str:
-        value = self.take(name, default)
-        if not isinstance(value, str):
-            raise self.fail(f"{name} must be a string, not {shown(value)}")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.take(name, default)
-        if not isinstance(value, bool):
-            raise self.fail(f"{name} must be true or false, not {shown(value)}")
-        return value
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self.take(name, default)
-        if type(value) is not int:
-            raise self.fail(f"{name} must be a whole number, not {shown(value)}")
-        return value
+class QuantKeys(Keys):
+    """The keys of `quantization_config`, or of an object in it."""
 
     def names(self, *spellings: str) -> tuple[str, ...]:
         """Returns the list of names or patterns under a key that has several spellings."""
@@ -96,24 +57,16 @@ class ToldObject:
                     raise self.fail(f"{shown(entry)} is no pattern ({error})") from error
         return tuple(found)
 
-    def refuse_rest(self) -> None:
-        left = {
-            n: v
-            for n, v in self.raw.items()
-            if n not in self.read and v not in (None, [], {}, False)
-        }
-        if left:
-            listed = ", ".join(f"{shown(name)} ({shown(value)})" for name, value in left.items())
-            keys, them = ("key", "is") if len(left) == 1 else ("keys", "are")
-            raise self.fail(f"{keys} {listed} {them} not known, and may change numbers: {INSTEAD}")
-
     def one_of(self, name: str, value: Any, known: Collection[Any], instead: str = INSTEAD) -> Any:
         if value not in known:
             listed = ", ".join(repr(each) for each in known)
             raise self.fail(f"{name} {shown(value)} is not read, only {listed}: {instead}")
         return value
 
-
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
+    def refuse_rest(self) -> None:
+        """Raises CheckpointError with the names of all keys that were not read."""
+        left = [name for name in self.left({}) if self.rest[name] not in ([], {}, False)]
+        if left:
+            listed = ", ".join(f"{shown(name)} ({shown(self.rest[name])})" for name in left)
+            keys, them = ("key", "is") if len(left) == 1 else ("keys", "are")
+            raise self.fail(f"{keys} {listed} {them} not known, and may change numbers: {INSTEAD}")

@@ -8,7 +8,7 @@ is one line that names the file and the key."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.errors import CheckpointError
 LARGEST = 256 << 20
 # the most levels of nesting; a config has three or four, and beyond 1,000 repr() and == fail
 DEEPEST = 32
-LONGEST_FAULT = 400  # most characters of an error message about a key
+LONGEST_FAULT = 600  # most characters of an error message about a key
 LONGEST_SHOWN = 60  # characters of an unknown key, and of its value, in an error
 MOST_SHOWN = 24  # unknown keys listed in an error, which counts the rest
 MOST = 2**31 - 1  # the largest whole number allowed
@@ -27,26 +27,26 @@ REQUIRED = object()  # used as a default: the key must be there
 ANYTHING = object()  # given as a key's value: any value is harmless
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises CheckpointError if the file is missing, is not
-    JSON, or holds no object."""
+def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises an error of the given type if the file is missing,
+    is not JSON, or holds no object."""
     try:
         raw = json.loads(read_plain(path, LARGEST).decode("utf-8"))
     except OSError as error:
-        raise CheckpointError(
+        raise error_type(
             f"{path} cannot be read ({error.strerror}): give a complete model folder"
         ) from error
     except (
         ValueError,
         RecursionError,
     ) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from error
+        raise error_type(f"{path} is not valid JSON ({error}): download it again") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(
+        raise error_type(
             f"{path} holds a JSON {type(raw).__name__}, not an object: download it again"
         )
     if _deeper(raw, DEEPEST):
-        raise CheckpointError(f"{path} is nested deeper than {DEEPEST} levels: download it again")
+        raise error_type(f"{path} is nested deeper than {DEEPEST} levels: download it again")
     return raw
 
 
@@ -75,9 +75,7 @@ class Keys:
         return inner
 
     def fail(self, text: str) -> CheckpointError:
-        # shorten the message, since a value may be megabytes
-        text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."
-        return CheckpointError(f"{self.where}: {text}")
+        return CheckpointError(f"{self.where}: {_cut(text, LONGEST_FAULT)}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
         """Returns the value of a key, unchecked, and marks the key as read. A null counts as
@@ -96,13 +94,20 @@ class Keys:
             if self.rest.get(name) == value:
                 del self.rest[name]
 
+    def skip(self, *names: str) -> None:
+        """Marks keys as read, since their values change no results."""
+        for name in names:
+            self.rest.pop(name, None)
+
     def count(self, name: str, default: Any = REQUIRED, *, low: int = 1, high: int = MOST) -> Any:
         """Returns a whole number from `low` to `high`."""
         value = self.take(name, default)
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.fail(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+            raise self.fail(
+                f"{name} must be a whole number from {low} to {high}, not {shown(value)}"
+            )
         return value
 
     def number(
@@ -120,12 +125,12 @@ class Keys:
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
-            raise self.fail(f"{name} must be a finite number, not {value!r}")
+            raise self.fail(f"{name} must be a finite number, not {shown(value)}")
         too_low = (above is not None and value <= above) or (low is not None and value < low)
         if too_low or (high is not None and value > high):
             bounds = [(above, "above"), (low, "at least"), (high, "at most")]
             said = " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
-            raise self.fail(f"{name} must be {said}, not {value!r}")
+            raise self.fail(f"{name} must be {said}, not {shown(value)}")
         return float(value)
 
     def positive(self, name: str, default: Any = REQUIRED) -> Any:
@@ -134,13 +139,37 @@ class Keys:
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.take(name, default)
         if not isinstance(value, bool):
-            raise self.fail(f"{name} must be true or false, not {value!r}")
+            raise self.fail(f"{name} must be true or false, not {shown(value)}")
         return value
 
     def text(self, name: str, default: Any = REQUIRED) -> Any:
         value = self.take(name, default)
         if value is not default and not isinstance(value, str):
-            raise self.fail(f"{name} must be a string, not {value!r}")
+            raise self.fail(f"{name} must be a string, not {shown(value)}")
+        return value
+
+    def object(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns an object, as a dict."""
+        value = self.take(name, default)
+        if value is not default and not isinstance(value, dict):
+            raise self.fail(f"{name} must be an object, not {shown(value)}")
+        return value
+
+    def listed(
+        self,
+        name: str,
+        default: Any,
+        length: int,
+        rule: str,
+        fits: Callable[[Any], bool] = lambda entry: True,
+    ) -> Any:
+        """Returns a list of `length` entries, each accepted by `fits`. rule: what the list must do,
+        for the error."""
+        value = self.take(name, default)
+        if value is not default and not (
+            isinstance(value, list) and len(value) == length and all(map(fits, value))
+        ):
+            raise self.fail(f"{name} must {rule}")
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
@@ -151,7 +180,7 @@ class Keys:
             return None
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise self.fail(f"{name} must be a token id or a list of them, not {value!r}")
+            raise self.fail(f"{name} must be a token id or a list of them, not {shown(value)}")
         return tuple(dict.fromkeys(ids))
 
     def same(self, **spelt: Any) -> Any:
@@ -168,7 +197,8 @@ class Keys:
         """Collects the unread keys that may change results. nothing: key -> its harmless value, or
         ANYTHING."""
         self._unknown += [
-            f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})"
+            f"{shown(name, LONGEST_SHOWN)}{self._of}"
+            f" ({_cut(json.dumps(self.rest[name]), LONGEST_SHOWN)})"
             for name in self.left(nothing)
         ]
 
@@ -202,5 +232,10 @@ class Keys:
         ]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+def shown(value: Any, longest: int = 200) -> str:
+    """Returns a value's repr for an error message, cut to `longest` characters."""
+    return _cut(repr(value), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -4,7 +4,7 @@ model. Named as in vLLM."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.errors import UsageError
@@ -30,9 +30,13 @@ class SpeculativeConfig:
     def of(cls, text: str) -> SpeculativeConfig:
         """Reads the option's JSON. Raises UsageError."""
         try:
-            made = cls(**json.loads(text))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise _refused(f"cannot be read ({error}): give JSON such as {EXAMPLE}") from error
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _refused(f"is no JSON ({error}): give an object such as {EXAMPLE}") from error
+        known = [field.name for field in fields(cls)]
+        if not isinstance(given, dict) or given.keys() - set(known):
+            raise _refused(f"takes an object with {', '.join(known)}, such as {EXAMPLE}")
+        made = cls(**given)
         if made.method not in METHODS:
             raise _refused(f"method {made.method!r} is not served: take {', '.join(METHODS)}")
         made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)

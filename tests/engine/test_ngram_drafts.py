@@ -223,9 +223,9 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
             "prompt_lookup_max must be a number between 1 and 16, not '4'",
         ),
         ({"num_speculative_tokens": True}, "must be a number between 1 and 8, not True"),
-        ({"tokens": 3}, "cannot be read"),
-        ("[]", "cannot be read"),
-        ("ngram", "cannot be read"),
+        ({"tokens": 3}, "takes an object with method, num_speculative_tokens, prompt_lookup_max"),
+        ("[]", "takes an object with method"),
+        ("ngram", "is no JSON"),
     ],
 )
 def test_what_is_refused(folder: Path, config: Any, why: str) -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from penstock.schedule.draft_gate import FIRST_PAUSE, LONGEST_PAUSE, MOST_ROWS, DraftGate
+from penstock.schedule.drafting import Drafting
+from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import Int32
 
@@ -122,9 +123,14 @@ def test_another_sample_in_a_row_begins_anew() -> None:
     assert offered(made, row) == [MOST]
 
 
-@pytest.mark.parametrize("count", [MOST_ROWS + 1, COUNT])
-def test_many_rows_draft_nothing(count: int) -> None:
+def test_a_step_of_many_rows_has_no_drafts_and_leaves_none() -> None:
     made, _ = gate(flat)
-    assert drive(made, np.arange(count, dtype=np.int32), lambda counts: counts, 3) == [0] * 3
-    assert not made.proposes
-    assert offered(made, np.arange(2, dtype=np.int32)) == [0, 0]  # nothing was drafted before
+    drafting = Drafting(made._columns, MaskSlots(1, made._columns, 50), made, queries=600)
+    rows = np.arange(MOST_ROWS + 1, dtype=np.int32)
+    made._columns.blocks[:], made._columns.limit[:] = 4, 60
+    few, lengths = rows[:3], np.zeros(rows.size, np.int32)
+    assert drafting.offer(few, lengths[:3]) is None and drafting.proposes
+    drafts = drafting.offer(few, lengths[:3])
+    assert drafts is not None and drafts.counts.tolist() == [MOST] * 3
+    assert drafting.offer(rows, lengths) is None and not drafting.proposes
+    assert drafting.offer(few, lengths[:3]) is None and drafting.proposes

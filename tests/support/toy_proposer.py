@@ -40,8 +40,11 @@ class Repeats:
 class Counts:
     """Offers as many drafts as there may be."""
 
-    most = MAX_DRAFTS
+    most, most_rows = MAX_DRAFTS, 1 << 30
     proposes = True
+
+    def pause(self) -> None:
+        """Never needed: it has drafts for any number of rows."""
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Learns nothing."""

@@ -42,6 +42,8 @@ class DraftGate:
     """A Drafter. columns: the scheduler's rows. most: most drafts of a row. seconds: durations of
     steps."""
 
+    most_rows = MOST_ROWS
+
     def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
         self.proposes = False
         self._columns, self.most, self._seconds = columns, most, seconds
@@ -54,10 +56,6 @@ class DraftGate:
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns the number of drafts of each row in this step, and sets `proposes`: True if the
         device should draft after it."""
-        self.proposes = False
-        if rows.size > MOST_ROWS:
-            self._drafted[rows] = False
-            return _none(rows.size)
         self._meet(rows)
         awake: Bool = self._left[rows] == 0
         self._left[rows[~awake]] -= 1
@@ -66,6 +64,12 @@ class DraftGate:
         counts = np.minimum(wanted, most) * self._drafted[rows]
         self._drafted[rows] = self.proposes
         return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
+
+    def pause(self) -> None:
+        """Is called for a step of more rows than MOST_ROWS, after which the device drafts
+        nothing."""
+        self.proposes = False
+        self._drafted[:] = False
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
@@ -114,7 +118,3 @@ class DraftGate:
             drafts = best[: sizes[top] - rows.size] // self.most
             counts += np.bincount(drafts, minlength=rows.size).astype(np.int32)
         return counts
-
-
-def _none(rows: int) -> Drafts:
-    return Drafts(np.zeros(rows + 1, np.int32), None)

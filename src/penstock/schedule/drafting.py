@@ -40,6 +40,7 @@ class Drafting:
         self._queries = queries
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
+        self.in_flight = 0  # steps with drafts that are launched and not read
         # True if the device should draft after the step that was offered drafts last
         self.proposes = False
         # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
@@ -56,12 +57,16 @@ class Drafting:
         """Returns the drafts for the rows of a step; adds them to the rows' planned lengths, as if
         all were right.
 
-        A row gets no more drafts than its last block has room for, so drafts never take a block;
-        the step gets no more queries than the batch has rows, so no larger step size is needed.
+        A row gets no more drafts than its last block has room for, and the step no more queries
+        than it may have.
         """
         self.proposes = False
         if not rows.size or not self.may:
             return None
+        if self.drafter is not None and rows.size > self.drafter.most_rows:
+            self.drafter.pause()
+            if not self.mask_slots.guides_any:
+                return None
         columns = self.rows
         longest = MAX_DRAFTS if self.drafter is None else max(MAX_DRAFTS, self.drafter.most)
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
@@ -72,7 +77,7 @@ class Drafting:
         forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
         forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
         drafts = self.mask_slots.forced(rows, _within(forces, forced))
-        if self.drafter is not None:
+        if self.drafter is not None and rows.size <= self.drafter.most_rows:
             most = np.where(guided, 0, np.minimum(most, self.drafter.most))
             most = _within(most, room - int(drafts.start[-1]))
             own = self.drafter.offer(rows, lengths, most)
@@ -82,6 +87,7 @@ class Drafting:
             drafts = _joined(drafts, own)
         if not drafts.start[-1]:
             return None
+        self.in_flight += 1
         columns.planned_length[rows] += drafts.counts
         columns.drafted[rows] += drafts.counts
         return drafts
@@ -108,7 +114,10 @@ class Drafting:
             for row in read.ended.tolist():
                 live = groups[int(self.rows.group[row])].live
                 self.texts.ended(live, outputs.tokens_of(row))
-        if self.drafter is None or plan.drafts is None or read.right is None:
+        if plan.drafts is None or read.right is None:
+            return
+        self.in_flight -= 1
+        if self.drafter is None:
             return
         own = ~self.rows.constrained.take(plan.rows)
         right = read.right[own]
@@ -143,7 +152,7 @@ class Drafting:
     def without_full(self, rows: Int32) -> Int32:
         """Returns the rows [k] without those that reach their limit if all their drafts in flight
         are right."""
-        if not self.may:
+        if not self.in_flight:
             return rows
         full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
         return rows[~full] if full.any() else rows

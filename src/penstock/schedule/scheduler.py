@@ -323,7 +323,7 @@ class Scheduler:
         columns = self.rows
         columns.planned_length += drawn
         drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
-        if self.drafting.may:
+        if self.drafting.in_flight:
             # not rows with drafts in flight, which may turn out shorter than planned
             drained = drained[columns.drafted[drained] == 0]
         if drained.size:

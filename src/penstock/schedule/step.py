@@ -319,6 +319,13 @@ class Drafter(Protocol):
         """Returns the most drafts of a row in a step."""
 
     @property
+    def most_rows(self) -> int:
+        """Returns the most rows of a step that has drafts."""
+
+    def pause(self) -> None:
+        """Is called in place of `offer` for a step of more rows."""
+
+    @property
     def proposes(self) -> bool:
         """Returns True if the device should draft after the step that was offered drafts last."""
 

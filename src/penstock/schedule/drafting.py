@@ -107,21 +107,26 @@ class Drafting:
         if self.texts is not None:
             self.texts.leave(live)
 
-    def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> None:
+    def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> bool:
         """Takes in a step that was read: which drafts were right, and the texts of the samples that
-        ended. Call it before their blocks are given back."""
+        ended. Call it before their blocks are given back. Returns True if these were the last
+        drafts in flight: from now on planned lengths are exact."""
         if self.texts is not None:
             for row in read.ended.tolist():
                 live = groups[int(self.rows.group[row])].live
                 self.texts.ended(live, outputs.tokens_of(row))
         if plan.drafts is None or read.right is None:
-            return
+            return False
         self.in_flight -= 1
-        if self.drafter is None:
-            return
-        own = ~self.rows.constrained.take(plan.rows)
-        right = read.right[own]
-        self.drafter.settled(plan.rows[own], plan.drafts.counts[own], right)
+        if self.drafter is not None:
+            self._settle(self.drafter, plan.rows, plan.drafts, read.right)
+        return not self.in_flight
+
+    def _settle(self, drafter: Drafter, rows: Int32, drafts: Drafts, right: Int32) -> None:
+        """Counts the drafter's drafts that were right."""
+        own = ~self.rows.constrained.take(rows)
+        right = right[own]
+        drafter.settled(rows[own], drafts.counts[own], right)
         found = np.bincount(right, minlength=self.right.size + 1)
         # a row with n right drafts has one at each of the first n places
         self.right += np.cumsum(found[::-1])[::-1][1:]

@@ -121,11 +121,8 @@ class Scheduler:
         self._read = -1  # number of the last step read; -1: none
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
-        self._clears = (
-            # True once a row's logits were not finite: from then on blocks are cleared when they
-            # are given out
-            False
-        )
+        # True once a row's logits were not finite: from then on blocks are cleared when given out
+        self._clears = False
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 
@@ -259,8 +256,10 @@ class Scheduler:
         self._clears |= bool(read.bad.size)
         self.finisher.invalidate(read.bad)
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
-        self.drafting.read(plan, read, self.groups, self.outputs)
+        exact = self.drafting.read(plan, read, self.groups, self.outputs)
         self._forget(self.finisher.ended(read.ended))
+        if exact:
+            self._drain(self.rows.state == RUNNING)
         self._free_read()
         read.deltas.prompts = prompts
         return read.deltas
@@ -318,11 +317,14 @@ class Scheduler:
         )
 
     def _advance(self, drawn: Bool) -> None:
-        """Adds one token to the planned length of the rows in `drawn`, a boolean for every row;
-        marks rows in their last step as drained."""
+        """Adds one token to the planned length of the rows in `drawn`, a boolean for every row."""
+        self.rows.planned_length += drawn
+        self._drain(drawn)
+
+    def _drain(self, among: Bool) -> None:
+        """Marks those of the rows in `among` as drained that have launched their last step."""
         columns = self.rows
-        columns.planned_length += drawn
-        drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
+        drained = (among & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.in_flight:
             # not rows with drafts in flight, which may turn out shorter than planned
             drained = drained[columns.drafted[drained] == 0]

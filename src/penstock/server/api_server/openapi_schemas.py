@@ -1,14 +1,14 @@
-"""JSON Schemas of the bodies in /openapi.json. Request schemas are made from the body structs and
-their ranges; answer schemas are written by hand. Knows body structs and limits; no operations."""
+"""JSON Schemas of the bodies in /openapi.json. They are made from the structs of bodies, with ranges
+added, and from those of answers. Knows body structs and limits; no operations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from penstock.request import (
-    FINISH_REASONS,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_SEED,
@@ -16,11 +16,10 @@ from penstock.request import (
     MAX_STOPS,
 )
 from penstock.row_table import RANGES
-from penstock.server.batch import batches, files
+from penstock.server.batch import batches
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.generate_form import GENERATE as GENERATE_FIELDS
 from penstock.server.openai.generate_form import REQUEST_ID
-from penstock.server.openai.read_answers import TOOL_CALLS
 from penstock.server.openai.responses_forms import ResponsesForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.server.openai.unsupported_fields import BY_FORM
@@ -37,7 +36,6 @@ _REAL: Json = {"type": "number"}
 _FLAG: Json = {"type": "boolean"}
 _NULL: Json = {"type": "null"}
 _IDS: Json = {"type": "array", "items": _WHOLE}
-_REALS: Json = {"type": "array", "items": _REAL}
 _KINDS: dict[type, Json] = {str: TEXT, bool: _FLAG, dict: {"type": "object"}, object: {}}
 
 
@@ -217,112 +215,19 @@ DETOKENIZE: Json = {
     "properties": {"model": _or_null(TEXT), "tokens": {"type": "array", "items": _WHOLE}},
     "additionalProperties": False,
 }
-_, _OBJECTS = msgspec.json.schema_components(
-    (files.FileObject, batches.BatchObject, batches.BatchForm)
-)
+_, _OBJECTS = msgspec.json.schema_components((batches.BatchForm,))
 BATCH = _OBJECTS["BatchForm"]
 
 
-def _object(**always: Json) -> Json:
-    """Returns the schema of an object with these required fields."""
-    return {"type": "object", "required": list(always), "properties": always}
-
-
-def _list(item: str, **more: Json) -> Json:
-    return _object(object={"const": "list"}, data={"type": "array", "items": ref(item)}, **more)
-
-
-_PAGE: dict[str, Json] = {
-    "first_id": _or_null(TEXT),
-    "last_id": _or_null(TEXT),
-    "has_more": _FLAG,
-}
-_FINISH = {"enum": [*FINISH_REASONS, TOOL_CALLS, None]}
-_USAGE = _object(
-    prompt_tokens=_WHOLE,
-    completion_tokens=_WHOLE,
-    total_tokens=_WHOLE,
-    prompt_tokens_details=_object(cached_tokens=_WHOLE),
-)
-_LOGPROBS = _or_null({"type": "object"})
-_ENDING: dict[str, Json] = {"logprobs": _LOGPROBS, "finish_reason": _FINISH, "stop_reason": {}}
-
-
-def _answer(kind: str, **choice: Json) -> Json:
-    choices = {"type": "array", "items": _object(index=_WHOLE, **choice, **_ENDING), "minItems": 1}
-    head = {"id": TEXT, "object": {"const": kind}, "created": _WHOLE, "model": TEXT}
-    return _object(**head, choices=choices, usage=_USAGE)
-
-
-ANSWERS: dict[str, Json] = {
-    "Error": _object(
-        error={
-            **_object(message=TEXT, type=TEXT, param=_or_null(TEXT), code=_or_null(TEXT)),
-            "additionalProperties": False,
-        }
-    ),
-    "Completion": _answer("text_completion", text=TEXT),
-    "ChatCompletion": _answer(
-        "chat.completion",
-        message=_object(role={"const": "assistant"}, content=_or_null(TEXT), refusal=_NULL),
-    ),
-    "Generated": _object(
-        request_id=TEXT,
-        created=_WHOLE,
-        model=TEXT,
-        choices={
-            "type": "array",
-            "items": _object(index=_WHOLE, **_ENDING, token_ids=_IDS),
-            "minItems": 1,
-        },
-        usage=_USAGE,
-        prompt_logprobs=_or_null({"type": "array"}),
-        kv_transfer_params=_NULL,
-    ),
-    "Response": _object(
-        id=TEXT,
-        object={"const": "response"},
-        status={"enum": ["completed", "incomplete"]},
-        model=TEXT,
-        created_at=_WHOLE,
-        output={"type": "array", "items": _object(id=TEXT, type=TEXT, status=TEXT)},
-        usage=_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
-    ),
-    "Model": _object(
-        id=TEXT, object={"const": "model"}, created=_WHOLE, owned_by=TEXT, max_model_len=_WHOLE
-    ),
-    "Models": _list("Model"),
-    "File": _OBJECTS["FileObject"],
-    "Files": _list("File", **_PAGE),
-    "DeletedFile": _object(id=TEXT, object={"const": "file"}, deleted={"const": True}),
-    "Batch": _OBJECTS["BatchObject"],
-    "Batches": _list("Batch", **_PAGE),
-    "Live": _object(live={"const": True}),
-    "Ready": {
-        **_object(ready=_FLAG),
-        "properties": {"ready": _FLAG, "replicas": _WHOLE, "replicas_ready": _WHOLE},
-    },
-    "Restart": _object(restarting=_WHOLE),
-    "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
-    "Version": _object(version=TEXT),
-    "Updated": _object(success={"const": True}, weights_version=TEXT),
-    "Done": _object(success={"const": True}),
-    "Slept": _object(
-        success={"const": True}, is_sleeping=_FLAG, asleep={"type": "array", "items": TEXT}
-    ),
-    "Sleeping": _object(is_sleeping=_FLAG),
-    "WeightsVersion": _object(weights_version=TEXT),
-    "Load": _object(server_load=_WHOLE),
-    "Tokens": _object(
-        count=_WHOLE,
-        max_model_len=_WHOLE,
-        tokens={"type": "array", "items": _WHOLE},
-        token_strs=_or_null({"type": "array", "items": TEXT}),
-    ),
-    "Score": _object(
-        object={"const": "score"}, index=_WHOLE, score=_or_null(_REAL), label_probs=_or_null(_REALS)
-    ),
-    "Scores": _list("Score", id=TEXT, created=_WHOLE, model=TEXT, usage=_USAGE),
-    "Text": _object(prompt=TEXT),
-    "TokenizerInfo": _object(tokenizer_class=TEXT, chat_template=_or_null(TEXT)),
-}
+def answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, Json]:
+    """Returns the schemas of these answers and their parts by name. A field with a default is
+    required too: only one that is UNSET is left out of an answer."""
+    _, found = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}")
+    for schema in found.values():
+        given, properties = schema["required"], schema["properties"]
+        schema["required"] = [
+            name for name in properties if "default" in properties[name] or name in given
+        ]
+        for each in properties.values():
+            each.pop("default", None)
+    return found

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import (
+    Page,
     conflict,
     file_in,
     limit_of,
@@ -22,9 +23,9 @@ from penstock.server.batch.files import (
     not_found,
     page,
     query,
-    reply,
 )
 from penstock.server.batch.manager import BatchManager
+from penstock.server.online.buffered import json_response
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
@@ -81,7 +82,7 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
     )
     await manager.state.call(_add, manager, row)
     manager.start(row)
-    return reply(batch_object(manager, row))
+    return json_response(batch_object(manager, row))
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
@@ -131,12 +132,12 @@ async def list_batches(manager: BatchManager, request: Request, owner: str) -> R
     )
     if rows is None:
         raise no_place("batch")
-    return page([batch_object(manager, row) for row in rows], limit)
+    return page(Batches, [batch_object(manager, row) for row in rows], limit)
 
 
 async def get_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/batches/ID. Raises HttpError."""
-    return reply(batch_object(manager, await _known(manager, request, owner)))
+    return json_response(batch_object(manager, await _known(manager, request, owner)))
 
 
 async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> Response:
@@ -150,7 +151,7 @@ async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> R
     row = await _known(manager, request, owner)
     if row.status not in ("cancelling", "cancelled"):
         raise conflict(f"a batch that is {row.status} cannot be cancelled", "batch_id")
-    return reply(batch_object(manager, row))
+    return json_response(batch_object(manager, row))
 
 
 async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRow:
@@ -189,6 +190,12 @@ class BatchObject(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None
     expected_at: float | None = None
     waits_for: Literal["disk", "model", "turn"] | None = None
+
+
+class Batches(Page, kw_only=True):
+    """The answer of GET /v1/batches."""
+
+    data: list[BatchObject]
 
 
 def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:

@@ -35,9 +35,9 @@ from penstock.server.openai.answer_objects import Error
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Description of an operation. answer: the answer's struct, or its media type. body: the request
-    body by media type. events: struct of an event, if answers may be streamed. query: query
-    parameters. again: True if status 503 has the same body as 200.
+    """Description of an operation. answer: the answer's struct, or its media type. body: the
+    request body by media type. events: struct of an event, if answers may be streamed. query:
+    query parameters. again: True if status 503 has the same body as 200.
     """
 
     answer: type[Struct] | str

@@ -24,13 +24,10 @@ from penstock.sandbox.sandbox_process import Tokens
 from penstock.server.api_server.not_served import not_served
 from penstock.server.api_server.openapi import BULK, Told, asked, describe, in_json, page
 from penstock.server.api_server.openapi_schemas import (
-    BATCH,
     BYTES,
     DETOKENIZE,
-    GENERATE,
     LINES,
     TOKENIZE,
-    UPDATE_WEIGHTS,
     UPLOAD,
     ref,
 )
@@ -47,7 +44,6 @@ from penstock.server.online.cors import PageAccess
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai import answer_objects as made
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
-from penstock.server.openai.scoring_forms import SCORING_SCHEMA
 
 WHAT = {
     "service": "penstock, an inference engine that serves OpenAI's HTTP API",
@@ -221,13 +217,16 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     ),
     "POST /inference/v1/generate": (
         handlers.post_generate,
-        Told(made.Generated, in_json(GENERATE), made.GeneratedChunk),
+        Told(made.Generated, in_json(ref("GenerateForm")), made.GeneratedChunk),
     ),
     "POST /v1/responses": (
         handlers.post_responses,
         Told(made.Response, _RESPONSE, made.ResponseEvent),
     ),
-    "POST /generative_scoring": (handlers.post_scoring, Told(made.Scores, in_json(SCORING_SCHEMA))),
+    "POST /generative_scoring": (
+        handlers.post_scoring,
+        Told(made.Scores, in_json(ref("ScoringBody"))),
+    ),
     "POST /tokenize": (token_handlers.post_tokenize, Told(Tokens, in_json(TOKENIZE))),
     "POST /detokenize": (
         token_handlers.post_detokenize,
@@ -243,7 +242,7 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "POST /admin/restart": (control_handlers.post_restart, Told(control_handlers.Restart)),
     "POST /update_weights": (
         control_handlers.post_update_weights,
-        Told(control_handlers.Updated, in_json(UPDATE_WEIGHTS)),
+        Told(control_handlers.Updated, in_json(ref("UpdateWeightsForm"))),
     ),
     "POST /reset_prefix_cache": (
         control_handlers.post_reset_prefix_cache,
@@ -277,7 +276,7 @@ _BATCHES: dict[str, tuple[Callable[[BatchManager, Request, str], Awaitable[Respo
     "GET /v1/files/{file_id}": (files.get_file, Told(files.FileObject)),
     "GET /v1/files/{file_id}/content": (files.get_content, Told(BYTES)),
     "DELETE /v1/files/{file_id}": (files.delete_file, Told(files.DeletedFile)),
-    "POST /v1/batches": (batches.post_batch, Told(batches.BatchObject, in_json(BATCH))),
+    "POST /v1/batches": (batches.post_batch, Told(batches.BatchObject, in_json(ref("BatchForm")))),
     "GET /v1/batches": (
         batches.list_batches,
         Told(batches.Batches, query=page(batches.MOST_LISTED)),

@@ -1,5 +1,5 @@
-"""Structs of the answers of routes that generate text. An answer is made as one of these and encoded
-by msgspec, and /openapi.json's response schemas are made from them. A field that is UNSET is left
+"""Structs of the answers of routes that generate text. An answer is made as one of these and
+encoded by msgspec, and /openapi.json's response schemas are made from them. A field that is UNSET is left
 out of the JSON. Knows OpenAI's names and vLLM's; no call, no encoding.
 """
 
@@ -168,8 +168,8 @@ class MadeCall(Struct, kw_only=True):
 
 
 class Parsed(Struct, kw_only=True, gc=False):
-    """Fields that parsers find in a chat's answer beside its content. reasoning: also under its older
-    name."""
+    """Fields that parsers find in a chat's answer beside its content. reasoning_content: the older
+    name of reasoning."""
 
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET

@@ -103,6 +103,8 @@ def test_each_answer_fits_its_schema(server: Batching, document: Json) -> None:
     batch = server.submit(jsonl([line("a"), line("b", max_tokens="many")]))
     over = server.until_over(batch)
     server.upload(jsonl([line("c")]))
+    failed = server.until_over(server.submit(b"{}\n"))
+    assert failed.errors.data[0].line == 1  # the list of batches has it
     values = {"batch_id": batch, "file_id": over.input_file_id, "model": "fake"}
     tried = set()
     for name, responses in operations(document).items():

@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.batch.database import BatchRow, encoded
+from penstock.server.batch.database import BatchErrors, BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import (
     Page,
@@ -29,6 +29,7 @@ from penstock.server.online.buffered import json_response
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
+from penstock.server.openai.answer_objects import Encoded
 from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
@@ -171,7 +172,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
     object: Literal["batch"] = "batch"
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     model: str
-    errors: dict[str, Any] | None
+    errors: Encoded[BatchErrors | None]
     input_file_id: str
     completion_window: Literal["24h"] = "24h"
     status: str
@@ -187,7 +188,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: dict[Literal["total", "completed", "failed"], int]
-    metadata: dict[str, str] | None
+    metadata: Encoded[dict[str, str] | None]
     expected_at: float | None = None
     waits_for: Literal["disk", "model", "turn"] | None = None
 

@@ -41,7 +41,7 @@ FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
 # far
 REST = -1
 # integer fields of SamplingParams -> lowest and highest value; None: no limit
-_WHOLE: dict[str, tuple[int, int | None]] = {
+WHOLE: dict[str, tuple[int, int | None]] = {
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
     "max_tokens": (1, None),
@@ -241,7 +241,7 @@ class SamplingParams:
             raise UsageError(
                 NO_VOCABULARY, param="logprobs" if self.logprobs == -1 else "prompt_logprobs"
             )
-        for name, bounds in _WHOLE.items():
+        for name, bounds in WHOLE.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 check_whole(name, getattr(self, name), *bounds)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

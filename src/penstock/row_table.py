@@ -51,7 +51,7 @@ class Field:
 
     kind: numpy's short name of its dtype. dead: its value in an unused row. param: the field of
     SamplingParams that it copies. range: the allowed range of that field. width: number of values
-    per row.
+    per row. wants: bit of `wants` that a row has whose value differs from `dead`.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Field:
     param: str | None = None
     range: Range | None = None
     width: int = 1
+    wants: int = 0
 
     @property
     def words(self) -> int:
@@ -82,12 +83,12 @@ FIELDS = (
     # 0 is greedy; values below 1e-6 count as 1e-6
     Field("temperature", "f4", param="temperature", range=Range(0.0, 100.0)),
     # a value that is 0 in float32 keeps the most likely token
-    Field("top_p", "f4", 1, "top_p", Range(0.0, 1.0, open_low=True)),
+    Field("top_p", "f4", 1, "top_p", Range(0.0, 1.0, open_low=True), wants=WANTS_FILTER),
     Field("top_k", "i4"),  # 0: no top_k
-    Field("min_p", "f4", 0, "min_p", Range(0.0, 1.0)),
-    Field("repetition", "f4", 1, "repetition_penalty", Range(1e-6, 100.0)),
-    Field("presence", "f4", 0, "presence_penalty", Range(-2.0, 2.0)),
-    Field("frequency", "f4", 0, "frequency_penalty", Range(-2.0, 2.0)),
+    Field("min_p", "f4", 0, "min_p", Range(0.0, 1.0), wants=WANTS_FILTER),
+    Field("repetition", "f4", 1, "repetition_penalty", Range(1e-6, 100.0), wants=WANTS_PENALTY),
+    Field("presence", "f4", 0, "presence_penalty", Range(-2.0, 2.0), wants=WANTS_PENALTY),
+    Field("frequency", "f4", 0, "frequency_penalty", Range(-2.0, 2.0), wants=WANTS_PENALTY),
     Field("ignore_eos", "i4", 0, "ignore_eos"),
     Field("wants", "i4"),  # OR of the row's WANTS_* bits
     # -1: none; 0: the chosen token's; k: also the k most likely tokens'

@@ -553,7 +553,7 @@ def _generation(folder: Path, raw: dict[str, Any]) -> GenerationDefaults:
 def test_generation_defaults(tmp_path: Path) -> None:
     config = _read(LLAMA_32_1B)
     nothing = read_generation_defaults(tmp_path)
-    assert nothing == GenerationDefaults() and nothing.sampling() == {}
+    assert nothing == GenerationDefaults() and nothing.sampling == {}
     assert end_ids(config, nothing) == config.eos_ids
     many = list(range(1000))
     told = _generation(
@@ -572,7 +572,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
         },
     )
     assert end_ids(config, told) == tuple(many), "before config.json's, a list of any length"
-    assert told.sampling() == {
+    assert told.sampling == {
         "temperature": 0.6,
         "top_p": 0.9,
         "top_k": 20,
@@ -621,7 +621,7 @@ def test_what_a_request_may_say_generation_defaults_may(tmp_path: Path) -> None:
         }
         told = _generation(
             tmp_path, numbers | {"top_p": (1e-30, 1.0)[end], "top_k": (-1, 2**31 - 1)[end]}
-        ).sampling()
+        ).sampling
         assert (
             SamplingParams(**told).repetition_penalty == numbers["repetition_penalty"]
             and len(told) == 5

@@ -277,7 +277,7 @@ class _Build:
                 raise UsageError(
                     f"{self._options.workload} has no rows: give some of the work", param="workload"
                 )
-            some = spread(of(read_generation_defaults(folder).sampling()), count)
+            some = spread(of(read_generation_defaults(folder).sampling), count)
             tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size)
             most = self._options.knobs.get("max_num_seqs")
             works = [rows_work(str(self._options.workload), some, tokenizer, context, most)]

@@ -21,6 +21,7 @@ from penstock.build.options import WorkShape
 from penstock.errors import UsageError
 from penstock.models.model_config import ModelConfig
 from penstock.request import SamplingParams
+from penstock.row_table import FIELDS
 from penstock.sandbox.sandbox import Sandbox
 from penstock.sandbox.sandbox_process import ChatJob
 from penstock.schedule.check_request import check_request
@@ -31,18 +32,8 @@ MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # most prompts and samples of a workloa
 LONGEST_LOOK = 1024  # most tokens of an answer whose row has no max_tokens
 # Sampling parameters that timed runs keep, because they affect the time of drawing a token. Others
 # are dropped: answers have fixed lengths in timed runs.
-DRAWN_BY = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "seed",
-)
+DRAWN_BY = ["n", "top_k", "logprobs", "seed"]
+DRAWN_BY += [column.param for column in FIELDS if column.param and column.range]
 
 
 class WorkRow(Protocol):

@@ -135,7 +135,7 @@ def open_share(
         )
         ends, defaults = (
             end_ids(model_config, generation, config.end_of_text),
-            generation.sampling(),
+            generation.sampling,
         )
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)

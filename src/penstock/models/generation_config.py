@@ -6,7 +6,8 @@ as in vLLM, not of `SamplingParams()`. The file is optional."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import CheckpointError
@@ -14,6 +15,8 @@ from penstock.json_keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
 from penstock.row_table import RANGES
 
+# real sampling parameters that the file may have, as in vLLM
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # Keys that don't affect which tokens are sampled here: key -> ANYTHING, or the one value with that
 # property.
 NOTHING = {
@@ -51,22 +54,12 @@ NOTHING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling defaults, with fields named as in SamplingParams; None: not given. unserved: keys of
-    the file that the engine doesn't support."""
+    """sampling: the sampling parameters that the file gives, by SamplingParams' names. unserved:
+    keys of the file that the engine doesn't support."""
 
     eos_ids: tuple[int, ...] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None  # the file's `max_new_tokens`
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
     unserved: tuple[str, ...] = ()
-
-    def sampling(self) -> dict[str, float | int]:
-        """Returns the sampling parameters that the file gives, by SamplingParams' names."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
@@ -76,16 +69,14 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     if not path.exists():
         return GenerationDefaults()
     keys = Keys(read_json(path), str(path))
-    defaults = {
-        "eos_ids": keys.ids("eos_token_id"),
-        **{
-            name: _number(keys, name)
-            for name in ("temperature", "top_p", "min_p", "repetition_penalty")
-        },
-        "top_k": keys.count("top_k", None, low=-1),
-        "max_tokens": keys.count("max_new_tokens", None),
-    }
-    return GenerationDefaults(**defaults, unserved=tuple(keys.left(NOTHING)))
+    found: dict[str, float | int | None] = {name: _number(keys, name) for name in NUMBERS}
+    found["top_k"] = keys.count("top_k", None, low=-1)
+    found["max_tokens"] = keys.count("max_new_tokens", None)
+    return GenerationDefaults(
+        eos_ids=keys.ids("eos_token_id"),
+        sampling={name: value for name, value in found.items() if value is not None},
+        unserved=tuple(keys.left(NOTHING)),
+    )
 
 
 def _number(keys: Keys, name: str) -> float | None:

@@ -153,16 +153,23 @@ def read_reply(data: bytearray | memoryview) -> Reply:
     return _REPLY.decode(data)
 
 
+class Tokens(msgspec.Struct):
+    """The answer of vLLM's /tokenize. token_strs: the tokens' texts, if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
 def tokens_json(ids: list[int], limit: int, spelling: Tokenizer | None) -> bytes:
-    """Returns the JSON that vLLM's /tokenize answers. limit: context length in tokens. spelling:
-    tokenizer that gives the tokens' texts; None: leave them out."""
+    """Returns a text's Tokens as JSON. limit: context length in tokens. spelling: tokenizer that
+    gives the tokens' texts; None: leave them out."""
     spelt = None
     if spelling is not None:  # decode each distinct token once: a million texts would take 80 MB
         texts = {token: spelling.token_text(token) for token in set(ids)}
         spelt = [*map(texts.__getitem__, ids)]
-    return msgspec.json.encode(
-        {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": spelt}
-    )
+    return msgspec.json.encode(Tokens(len(ids), limit, ids, spelt))
 
 
 def main() -> int:

@@ -28,7 +28,6 @@ from penstock.row_table import (
     WANTS_LOGPROBS,
     WANTS_MASK,
     WANTS_MIN_TOKENS,
-    WANTS_PENALTY,
     WANTS_WORDS,
 )
 from penstock.schedule.constraint import ConstraintFactory
@@ -47,19 +46,22 @@ from penstock.schedule.step import JOIN_RECORD, Int32
 
 WAITING, PREFILLING, READY = range(3)
 _INT32 = 2**31 - 1
+# parameter, the value at which it changes nothing, and its bit of `wants`
+_OPTIONS = [
+    (column.param, column.dead, column.wants)
+    for column in FIELDS
+    if column.param is not None and column.wants
+]
 
 
 def wants_of(params: SamplingParams) -> int:
     """Returns the WANTS_* bits of a request's sampling parameters."""
-    wants = 0
-    if params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
-        wants |= WANTS_FILTER
-    if (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    ):
-        wants |= WANTS_PENALTY
+    wants = WANTS_FILTER if params.top_k > 0 else 0
+    for name, off, bit in _OPTIONS:
+        if getattr(params, name) != off:
+            wants |= bit
+    if params.temperature == 0:
+        wants &= ~WANTS_FILTER
     if params.logit_bias:
         wants |= WANTS_BIAS
     if params.min_tokens > 0:

@@ -121,8 +121,7 @@ class Scheduler:
         self._read = -1  # number of the last step read; -1: none
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
-        # True once a row's logits were not finite: from then on blocks are cleared when given out
-        self._clears = False
+        self._clears = False  # True once logits were not finite: blocks are cleared when given out
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 

@@ -304,7 +304,7 @@ def test_any_bytes_are_checked_and_counted(
         if each.removeprefix(b"\xef\xbb\xbf" * (n == 1)).strip()
     ]
     assert found.lines == len(numbers) and not found.good
-    assert [error["line"] for error in found.errors] == (numbers or [None]), (
+    assert [error.line for error in found.errors] == (numbers or [None]), (
         "random bytes are never a request"
     )
 
@@ -312,7 +312,7 @@ def test_any_bytes_are_checked_and_counted(
 def test_a_long_line_is_told_though_it_begins_with_nothing(tmp_path: Path) -> None:
     """A blank one is none, however long."""
     found = checked(b" " * 9_000 + body() + b"\n" + b" " * 9_000 + b"\n" + b" " * 9_000, tmp_path)
-    assert (found.lines, found.good, [error["code"] for error in found.errors]) == (
+    assert (found.lines, found.good, [error.code for error in found.errors]) == (
         1,
         0,
         ["line_too_long"],

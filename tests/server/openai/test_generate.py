@@ -59,9 +59,10 @@ def test_ids_in_and_ids_out(server: Running) -> None:
 
 
 def test_columns(server: Running) -> None:
-    body = generate(
+    answer = generate(
         server, logprobs_format="columns", sampling_params={"max_tokens": 3, "logprobs": 0}
-    ).json()
+    )
+    body = answer.json()
     (choice,) = body["choices"]
     assert choice["logprobs"] == {
         "logprobs": [-0.25] * 3,
@@ -70,18 +71,17 @@ def test_columns(server: Running) -> None:
         "top_logprobs": [[]] * 3,
     }
     assert body["request_id"].startswith("gen-")
+    assert answer.headers["x-request-id"] == body["request_id"]
     ids, top = np.array([[4, 9], [9, -1]]), np.array([[-0.5, -1.0], [-0.1, -np.inf]])
     columns = (np.array([9, 9]), np.array([-1.0, np.nan]), np.array([2, 1]), ids, top)
     told = columns_of([9, 9], LazyLogprobs(columns, None), 2)
-    assert told["logprobs"] == [-1.0, -9999.0] and told["ranks"] == [2, 1]
-    assert told["top_token_ids"] == [[4, 9], [9, -1]] and told["top_logprobs"] == [
-        [-0.5, -1.0],
-        [-0.1, -9999.0],
-    ]
-    dicts = columns_of(
-        [9], [next(iter(LazyLogprobs(tuple(each[:1] for each in columns), None)))], 2
-    )
-    assert dicts == {name: column[:1] for name, column in told.items()}
+    assert told.logprobs == [-1.0, -9999.0] and told.ranks == [2, 1]
+    assert told.top_token_ids == [[4, 9], [9, -1]]
+    assert told.top_logprobs == [[-0.5, -1.0], [-0.1, -9999.0]]
+    first = [next(iter(LazyLogprobs(tuple(each[:1] for each in columns), None)))]
+    dicts = columns_of([9], first, 2)
+    for name in ("logprobs", "ranks", "top_token_ids", "top_logprobs"):
+        assert getattr(dicts, name) == getattr(told, name)[:1]
 
 
 def test_events_are_of_ids_and_end_as_vllms(server: Running) -> None:

@@ -16,6 +16,7 @@ import pytest
 from server_fake import make_tokenizer, running_server
 
 from penstock.engine.logprobs import LazyLogprobs
+from penstock.server.openai.answer_objects import ChatLogprobs, CompletionLogprobs
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import (
     Spelling,
@@ -80,6 +81,10 @@ def slow_chat(
     return {"content": content, "refusal": None}
 
 
+def as_struct(value: dict[str, Any], kind: type[msgspec.Struct]) -> bytes:
+    return msgspec.json.encode(msgspec.convert(value, kind))
+
+
 def columns(
     count: int, k: int, seed: int, tokenizer: Tokenizer | None
 ) -> tuple[list[int], LazyLogprobs]:
@@ -118,10 +123,10 @@ def test_columns_are_written_as_the_plain_construction(
         ids, lazy = columns(count, k, seed, tokenizer)
         part = completion_logprobs(ids, lazy, spell, 17)
         want = slow_completion(ids, list(lazy), named, 17)
-        assert completion_object([part]) == msgspec.json.encode(want)
+        assert completion_object([part]) == as_struct(want, CompletionLogprobs)
         assert part.end == 17 + sum(map(len, want["tokens"]))
         want = slow_chat(ids, list(lazy), named, k)
-        assert chat_logprobs(ids, lazy, spell, k) == msgspec.json.encode(want)
+        assert chat_logprobs(ids, lazy, spell, k) == as_struct(want, ChatLogprobs)
 
 
 def test_parts_follow_one_another(tokenizer: Tokenizer) -> None:
@@ -133,7 +138,7 @@ def test_parts_follow_one_another(tokenizer: Tokenizer) -> None:
         first = completion_logprobs(ids[:cut], listed, spell, 0)
         second = completion_logprobs(ids[cut:], lazy[cut:], spell, first.end)
         want = slow_completion(ids, [*listed, *list(lazy)[cut:]], tokenizer, 0)
-        assert completion_object([first, second]) == msgspec.json.encode(want)
+        assert completion_object([first, second]) == as_struct(want, CompletionLogprobs)
 
 
 def test_tokens_without_their_logprobs_are_an_error(tokenizer: Tokenizer) -> None:

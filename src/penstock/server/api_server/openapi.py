@@ -14,29 +14,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from penstock import __version__
 from penstock.server.api_server.openapi_schemas import (
-    ANSWERS,
+    EVENTS,
     LINES,
     TEXT,
     Json,
+    answer_schemas,
     ref,
     request_schemas,
 )
 from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
 from penstock.server.online.buffered import JSON
+from penstock.server.openai.answer_objects import Error
 
 # --- operations of the HTTP API
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Description of an operation. answers: names of schemas, or media types. body: the request
-    body by media type. query: query parameters. again: True if status 503 has the same body as 200.
+    """Description of an operation. answer: the answer's struct, or its media type. body: the
+    request body by media type. events: struct of an event, if answers may be streamed. query:
+    query parameters. again: True if status 503 has the same body as 200.
     """
 
-    answers: tuple[str, ...]
+    answer: type[Struct] | str
     body: Json | None = None
+    events: type[Struct] | None = None
     query: tuple[Json, ...] = ()
     again: bool = False
 
@@ -107,7 +113,14 @@ def describe(
             ids[target]: {"operationId": ids[target], **link} for target, link in links.items()
         }
         paths[path][method]["responses"]["200"]["links"] = found
-    components: Json = {"schemas": request_schemas(model, longest, vocabulary) | ANSWERS}
+    kinds = {
+        kind
+        for _, told in operations.values()
+        for kind in (told.answer, told.events)
+        if isinstance(kind, type)
+    }
+    answers = answer_schemas(sorted({Error, *kinds}, key=lambda kind: kind.__name__))
+    components: Json = {"schemas": request_schemas(model, longest, vocabulary) | answers}
     if access.keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     info = {"title": "Penstock", "version": __version__}
@@ -115,10 +128,10 @@ def describe(
 
 
 def _described(told: Told, path: str, access: AccessPolicy) -> Json:
-    good = {"description": "As asked.", "content": _content(told.answers)}
+    good = {"description": "As asked.", "content": _content(told)}
     error = {
         "description": "It is not served; the message says why.",
-        "content": in_json(ref("Error")),
+        "content": in_json(ref(Error.__name__)),
     }
     found: Json = {
         "responses": {"200": good, **({"503": good} if told.again else {}), "default": error}
@@ -136,10 +149,15 @@ def _described(told: Told, path: str, access: AccessPolicy) -> Json:
     return found
 
 
-def _content(answers: tuple[str, ...]) -> Json:
+def _content(told: Told) -> Json:
     """Returns the OpenAPI content of an answer. A media type without a schema stands for bytes or
     text."""
-    found: Json = {}
-    for answer in answers:
-        found |= in_json(ref(answer)) if answer in ANSWERS else {answer: {}}
+    if isinstance(told.answer, str):
+        return {told.answer: {}}
+    found = in_json(ref(told.answer.__name__))
+    if told.events is not None:
+        kinds = {"anyOf": [ref(told.events.__name__), ref(Error.__name__)]}
+        data = {**TEXT, "contentMediaType": JSON, "contentSchema": kinds}
+        event = {"data": {"anyOf": [data, {"const": "[DONE]"}]}}
+        found[EVENTS] = {"schema": {"type": "object", "required": ["data"], "properties": event}}
     return found

@@ -1,27 +1,33 @@
-"""JSON Schemas of the bodies in /openapi.json. Request schemas are made from the body structs and
-their ranges; answer schemas are written by hand. Knows body structs and limits; no operations."""
+"""JSON Schemas of the bodies in /openapi.json. They are made from the structs of requests, with
+ranges added, and of answers. Knows body structs and limits; no operations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from penstock.request import (
-    FINISH_REASONS,
     MAX_LOGPROBS,
-    MAX_SAMPLES,
-    MAX_SEED,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
+    WHOLE,
 )
 from penstock.row_table import RANGES
-from penstock.server.batch import batches, files
+from penstock.server.batch import batches
+from penstock.server.online.control_handlers import UpdateWeightsForm
 from penstock.server.openai.forms import ChatForm, CompletionForm
-from penstock.server.openai.generate_form import GENERATE as GENERATE_FIELDS
-from penstock.server.openai.generate_form import REQUEST_ID
-from penstock.server.openai.read_answers import TOOL_CALLS
+from penstock.server.openai.generate_form import (
+    GENERATE,
+    INSIDE,
+    OUTSIDE,
+    REQUEST_ID,
+    GenerateForm,
+)
 from penstock.server.openai.responses_forms import ResponsesForm
+from penstock.server.openai.scoring_forms import POLICIES as SCORING
+from penstock.server.openai.scoring_forms import ScoringBody
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.server.openai.unsupported_fields import BY_FORM
 from penstock.vllm_arguments.argument import Argument
@@ -36,8 +42,6 @@ _WHOLE: Json = {"type": "integer"}
 _REAL: Json = {"type": "number"}
 _FLAG: Json = {"type": "boolean"}
 _NULL: Json = {"type": "null"}
-_IDS: Json = {"type": "array", "items": _WHOLE}
-_REALS: Json = {"type": "array", "items": _REAL}
 _KINDS: dict[type, Json] = {str: TEXT, bool: _FLAG, dict: {"type": "object"}, object: {}}
 
 
@@ -45,18 +49,27 @@ def ref(name: str) -> Json:
     return {"$ref": _PREFIX + name}
 
 
+_MESSAGES: Json = {"type": "array", "items": ref("Message"), "minItems": 1}
+_FORMS = (
+    CompletionForm,
+    ChatForm,
+    ResponsesForm,
+    GenerateForm,
+    ScoringBody,
+    UpdateWeightsForm,
+    batches.BatchForm,
+)
+# other fields of a form that are accepted or refused, by the form's name
+_POLICIES = {**BY_FORM, "GenerateForm": GENERATE, "ScoringBody": SCORING}
+
+
 def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
     """Returns the request schemas by name, for a model of this name, context length (`longest`) and
     vocabulary size."""
-    forms = (CompletionForm, ChatForm, ResponsesForm)
-    _, found = msgspec.json.schema_components(forms, ref_template=_PREFIX + "{name}")
+    _, found = msgspec.json.schema_components(_FORMS, ref_template=_PREFIX + "{name}")
     told = _ranges(model, longest, vocabulary)
-    special = {
-        "CompletionForm": _completion_ranges(vocabulary),
-        "ChatForm": _chat_ranges(),
-        "ResponsesForm": {"max_output_tokens": _whole(1)},
-    }
-    for form, policies in BY_FORM.items():
+    special = _special(vocabulary)
+    for form, policies in _POLICIES.items():
         schema = found[form]
         known: dict[str, Json] = {**told, **special[form]} if form in special else {}
         properties: Json = schema["properties"]
@@ -64,6 +77,11 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
             kind = {**properties, **known}[name]
             properties[name] = kind if name in schema.get("required", ()) else _or_null(kind)
         properties |= {name: _harmless(policy) for name, policy in policies.items() if policy.taken}
+    completion, generate = (
+        found[form]["properties"] for form in ("CompletionForm", "GenerateForm")
+    )
+    generate |= {name: completion[name] for name in OUTSIDE}
+    generate["sampling_params"]["properties"] = {name: completion[name] for name in INSIDE}
     return found
 
 
@@ -71,9 +89,8 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
     """Returns the schemas of the fields that completions and chats share, by field name."""
     return {
         **{name: _real(*bounds) for name, bounds in RANGES.items()},
+        **{name: _whole(*WHOLE[name]) for name in WHOLE.keys() - {"logprobs"}},
         "model": {"type": "string", "enum": [model, ""]},
-        "n": _whole(1, MAX_SAMPLES),
-        "top_k": _whole(-1),
         "logit_bias": {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
@@ -87,7 +104,6 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
             "maxItems": vocabulary,
         },
         "min_tokens": _whole(0, longest - 1),
-        "max_tokens": _whole(1),
         "stop": _one_or_more(
             {**TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS
         ),
@@ -101,30 +117,36 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
             "items": _whole(0, vocabulary - 1),
             "maxItems": MAX_STOP_TOKENS,
         },
-        "seed": _whole(-(2**63), MAX_SEED),
-        "prompt_logprobs": _whole(0, MAX_LOGPROBS),
         "truncate_prompt_tokens": _whole(1),
         "timeout": _real(0, LONGEST_TIMEOUT, open_low=True),
         "cache_salt": {**TEXT, "minLength": 1, "maxLength": MAX_SALT_LENGTH},
     }
 
 
-def _completion_ranges(vocabulary: int) -> dict[str, Json]:
+def _special(vocabulary: int) -> dict[str, dict[str, Json]]:
+    """Returns the schemas of fields that only one form has, by form and field name."""
     ids = {"type": "array", "items": _whole(0, vocabulary - 1), "minItems": 1}
-    several = [{"type": "array", "items": each, "minItems": 1} for each in (TEXT, ids)]
+    texts, several = ({"type": "array", "items": each, "minItems": 1} for each in (TEXT, ids))
+    logprobs = _whole(*WHOLE["logprobs"])
     return {
-        "prompt": {"anyOf": [TEXT, ids, *several]},
-        "max_tokens": _whole(0),  # 0 is only valid with echo
-        "logprobs": _whole(0, MAX_LOGPROBS),
-        "best_of": _whole(1, MAX_SAMPLES),
-    }
-
-
-def _chat_ranges() -> dict[str, Json]:
-    return {
-        "messages": {"type": "array", "items": ref("Message"), "minItems": 1},
-        "max_completion_tokens": _whole(1),
-        "top_logprobs": _whole(0, MAX_LOGPROBS),
+        "CompletionForm": {
+            "prompt": {"anyOf": [TEXT, ids, texts, several]},
+            "max_tokens": _whole(0),  # 0 is only valid with echo
+            "logprobs": logprobs,
+            "best_of": _whole(*WHOLE["n"]),
+        },
+        "ChatForm": {
+            "messages": _MESSAGES,
+            "max_completion_tokens": _whole(1),
+            "top_logprobs": logprobs,
+        },
+        "ResponsesForm": {"max_output_tokens": _whole(1)},
+        "GenerateForm": {"token_ids": ids, "request_id": {**TEXT, "pattern": f"^{REQUEST_ID}$"}},
+        "ScoringBody": {
+            "query": {"anyOf": [TEXT, ids]},
+            "items": {"anyOf": [texts, several]},
+            "label_token_ids": {**ids, "maxItems": MAX_LOGPROBS, "uniqueItems": True},
+        },
     }
 
 
@@ -143,8 +165,8 @@ def _or_null(schema: Json) -> Json:
     return found if schema.get("default") is None else {**found, "default": schema["default"]}
 
 
-def _whole(low: int, high: int = 2**63 - 1) -> Json:
-    return {**_WHOLE, "minimum": low, "maximum": high}
+def _whole(low: int, high: int | None = None) -> Json:
+    return {**_WHOLE, "minimum": low, "maximum": 2**63 - 1 if high is None else high}
 
 
 def _real(low: float, high: float, open_low: bool = False) -> Json:
@@ -169,47 +191,11 @@ TOKENIZE: Json = {
     "properties": {
         "model": TEXT,
         "prompt": TEXT,
-        "messages": {"type": "array", "items": ref("Message"), "minItems": 1},
+        "messages": _MESSAGES,
         "add_special_tokens": _FLAG,
         "return_token_strs": _FLAG,
     },
     "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
-}
-UPDATE_WEIGHTS: Json = {
-    "type": "object",
-    "properties": {
-        "model_path": _or_null(TEXT),
-        "shared": _or_null({"type": "object", "required": ["memories", "tensors"]}),
-        "weights_version": {"anyOf": [TEXT, _NULL]},
-        "mode": {"enum": ["wait", "keep", "abort"]},
-    },
-    "additionalProperties": False,
-}
-GENERATE: Json = {
-    "type": "object",
-    "required": ["token_ids", "sampling_params"],
-    "properties": {
-        "token_ids": {**_IDS, "minItems": 1},
-        "sampling_params": {
-            "type": "object",
-            "properties": {
-                **{name: _or_null(_REAL) for name in ("temperature", "top_p", "min_p")},
-                **{
-                    name: _or_null(_WHOLE)
-                    for name in ("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-                },
-            },
-        },
-        "request_id": _or_null({**TEXT, "pattern": f"^{REQUEST_ID}$"}),
-        "logprobs_format": {"enum": ["content", "columns", None]},
-        "model": _or_null(TEXT),
-        "stream": _or_null(_FLAG),
-        "cache_salt": _or_null(TEXT),
-        "timeout": _or_null(_REAL),
-        "stream_options": _or_null(ref("StreamOptions")),
-        **{name: _harmless(policy) for name, policy in GENERATE_FIELDS.items() if policy.taken},
-    },
-    "additionalProperties": False,
 }
 DETOKENIZE: Json = {
     "type": "object",
@@ -217,112 +203,17 @@ DETOKENIZE: Json = {
     "properties": {"model": _or_null(TEXT), "tokens": {"type": "array", "items": _WHOLE}},
     "additionalProperties": False,
 }
-_, _OBJECTS = msgspec.json.schema_components(
-    (files.FileObject, batches.BatchObject, batches.BatchForm)
-)
-BATCH = _OBJECTS["BatchForm"]
 
 
-def _object(**always: Json) -> Json:
-    """Returns the schema of an object with these required fields."""
-    return {"type": "object", "required": list(always), "properties": always}
-
-
-def _list(item: str, **more: Json) -> Json:
-    return _object(object={"const": "list"}, data={"type": "array", "items": ref(item)}, **more)
-
-
-_PAGE: dict[str, Json] = {
-    "first_id": _or_null(TEXT),
-    "last_id": _or_null(TEXT),
-    "has_more": _FLAG,
-}
-_FINISH = {"enum": [*FINISH_REASONS, TOOL_CALLS, None]}
-_USAGE = _object(
-    prompt_tokens=_WHOLE,
-    completion_tokens=_WHOLE,
-    total_tokens=_WHOLE,
-    prompt_tokens_details=_object(cached_tokens=_WHOLE),
-)
-_LOGPROBS = _or_null({"type": "object"})
-_ENDING: dict[str, Json] = {"logprobs": _LOGPROBS, "finish_reason": _FINISH, "stop_reason": {}}
-
-
-def _answer(kind: str, **choice: Json) -> Json:
-    choices = {"type": "array", "items": _object(index=_WHOLE, **choice, **_ENDING), "minItems": 1}
-    head = {"id": TEXT, "object": {"const": kind}, "created": _WHOLE, "model": TEXT}
-    return _object(**head, choices=choices, usage=_USAGE)
-
-
-ANSWERS: dict[str, Json] = {
-    "Error": _object(
-        error={
-            **_object(message=TEXT, type=TEXT, param=_or_null(TEXT), code=_or_null(TEXT)),
-            "additionalProperties": False,
-        }
-    ),
-    "Completion": _answer("text_completion", text=TEXT),
-    "ChatCompletion": _answer(
-        "chat.completion",
-        message=_object(role={"const": "assistant"}, content=_or_null(TEXT), refusal=_NULL),
-    ),
-    "Generated": _object(
-        request_id=TEXT,
-        created=_WHOLE,
-        model=TEXT,
-        choices={
-            "type": "array",
-            "items": _object(index=_WHOLE, **_ENDING, token_ids=_IDS),
-            "minItems": 1,
-        },
-        usage=_USAGE,
-        prompt_logprobs=_or_null({"type": "array"}),
-        kv_transfer_params=_NULL,
-    ),
-    "Response": _object(
-        id=TEXT,
-        object={"const": "response"},
-        status={"enum": ["completed", "incomplete"]},
-        model=TEXT,
-        created_at=_WHOLE,
-        output={"type": "array", "items": _object(id=TEXT, type=TEXT, status=TEXT)},
-        usage=_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
-    ),
-    "Model": _object(
-        id=TEXT, object={"const": "model"}, created=_WHOLE, owned_by=TEXT, max_model_len=_WHOLE
-    ),
-    "Models": _list("Model"),
-    "File": _OBJECTS["FileObject"],
-    "Files": _list("File", **_PAGE),
-    "DeletedFile": _object(id=TEXT, object={"const": "file"}, deleted={"const": True}),
-    "Batch": _OBJECTS["BatchObject"],
-    "Batches": _list("Batch", **_PAGE),
-    "Live": _object(live={"const": True}),
-    "Ready": {
-        **_object(ready=_FLAG),
-        "properties": {"ready": _FLAG, "replicas": _WHOLE, "replicas_ready": _WHOLE},
-    },
-    "Restart": _object(restarting=_WHOLE),
-    "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
-    "Version": _object(version=TEXT),
-    "Updated": _object(success={"const": True}, weights_version=TEXT),
-    "Done": _object(success={"const": True}),
-    "Slept": _object(
-        success={"const": True}, is_sleeping=_FLAG, asleep={"type": "array", "items": TEXT}
-    ),
-    "Sleeping": _object(is_sleeping=_FLAG),
-    "WeightsVersion": _object(weights_version=TEXT),
-    "Load": _object(server_load=_WHOLE),
-    "Tokens": _object(
-        count=_WHOLE,
-        max_model_len=_WHOLE,
-        tokens={"type": "array", "items": _WHOLE},
-        token_strs=_or_null({"type": "array", "items": TEXT}),
-    ),
-    "Score": _object(
-        object={"const": "score"}, index=_WHOLE, score=_or_null(_REAL), label_probs=_or_null(_REALS)
-    ),
-    "Scores": _list("Score", id=TEXT, created=_WHOLE, model=TEXT, usage=_USAGE),
-    "Text": _object(prompt=TEXT),
-    "TokenizerInfo": _object(tokenizer_class=TEXT, chat_template=_or_null(TEXT)),
-}
+def answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, Json]:
+    """Returns the schemas of these answers and their parts by name. A field with a default is
+    required too: only one that is UNSET is left out of an answer."""
+    _, found = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}")
+    for schema in found.values():
+        given, properties = schema["required"], schema["properties"]
+        schema["required"] = [
+            name for name in properties if "default" in properties[name] or name in given
+        ]
+        for each in properties.values():
+            each.pop("default", None)
+    return found

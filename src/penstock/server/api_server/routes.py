@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import cache, partial, wraps
-from typing import IO, Any, get_args
+from typing import IO, Any, Literal, get_args
 
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,17 +20,14 @@ from starlette.types import Scope
 from penstock import __version__
 from penstock.engine.control import Mode
 from penstock.errors import FaultError, PenstockError
+from penstock.sandbox.sandbox_process import Tokens
 from penstock.server.api_server.not_served import not_served
 from penstock.server.api_server.openapi import BULK, Told, asked, describe, in_json, page
 from penstock.server.api_server.openapi_schemas import (
-    BATCH,
     BYTES,
     DETOKENIZE,
-    EVENTS,
-    GENERATE,
     LINES,
     TOKENIZE,
-    UPDATE_WEIGHTS,
     UPLOAD,
     ref,
 )
@@ -39,13 +37,13 @@ from penstock.server.batch.manager import BatchManager
 from penstock.server.online import control_handlers, handlers, token_handlers
 from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
-from penstock.server.online.app_state import AppState
+from penstock.server.online.app_state import AppState, EngineState, Readiness
 from penstock.server.online.auth import PROBES, ROOT, AccessPolicy, AuthMiddleware, key_of
 from penstock.server.online.buffered import json_response
 from penstock.server.online.cors import PageAccess
 from penstock.server.online.request_limits import NOBODY
+from penstock.server.openai import answer_objects as made
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
-from penstock.server.openai.scoring_forms import SCORING_SCHEMA
 
 WHAT = {
     "service": "penstock, an inference engine that serves OpenAI's HTTP API",
@@ -73,9 +71,7 @@ def build_app(
         ServerRoute(operation, _owned(work), manager, told)
         for operation, (work, told) in _BATCHES.items()
     ]
-    routes.append(
-        ServerRoute("POST /v1/bulk", post_bulk, BulkService(service), Told((LINES,), BULK))
-    )
+    routes.append(ServerRoute("POST /v1/bulk", post_bulk, BulkService(service), Told(LINES, BULK)))
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:
@@ -122,6 +118,41 @@ class ServerRoute(Route):
         return match, {**child, "route": self}  # the access log reads the route there
 
 
+class Model(Struct, kw_only=True):
+    """OpenAI's model object."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["penstock"] = "penstock"
+    max_model_len: int
+
+
+class Models(Struct, kw_only=True):
+    """The answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Live(Struct):
+    """The answer of GET /health/live."""
+
+    live: bool = True
+
+
+class Version(Struct):
+    """The answer of GET /version."""
+
+    version: str
+
+
+class ServerLoad(Struct):
+    """The answer of GET /load. server_load: samples asked for and not answered yet."""
+
+    server_load: int
+
+
 async def get_root(request: Request) -> Response:
     """GET /: answers what this server is, for a visitor with a browser. Doesn't name the model,
     since the path needs no key."""
@@ -129,7 +160,7 @@ async def get_root(request: Request) -> Response:
 
 
 async def get_models(service: AppState, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_card(service)]})
+    return json_response(Models(data=[_card(service)]))
 
 
 async def get_model(service: AppState, request: Request) -> Response:
@@ -138,7 +169,7 @@ async def get_model(service: AppState, request: Request) -> Response:
 
 
 async def get_live(service: AppState, request: Request) -> Response:
-    return json_response({"live": True})
+    return json_response(Live())
 
 
 async def get_ready(service: AppState, request: Request) -> Response:
@@ -151,13 +182,13 @@ async def get_engine(service: AppState, request: Request) -> Response:
 
 
 async def get_version(service: AppState, request: Request) -> Response:
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
 async def get_load(service: AppState, request: Request) -> Response:
     """GET /load: answers the number of samples that were requested from this process and not
     answered yet."""
-    return json_response({"server_load": service.request_limits.reqs.total})
+    return json_response(ServerLoad(service.request_limits.reqs.total))
 
 
 async def get_metrics(service: AppState, request: Request) -> Response:
@@ -176,55 +207,82 @@ _SLEEP_QUERY = (
 _WAKE_QUERY = (asked("tags", type="array", items={"enum": ["weights", "kv_cache"]}),)
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
-    "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
-    "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
+    "POST /v1/completions": (
+        handlers.post_completions,
+        Told(made.Completion, _FORM, made.CompletionChunk),
+    ),
+    "POST /v1/chat/completions": (
+        handlers.post_chat,
+        Told(made.ChatCompletion, _CHAT, made.ChatCompletionChunk),
+    ),
     "POST /inference/v1/generate": (
         handlers.post_generate,
-        Told(("Generated", EVENTS), in_json(GENERATE)),
+        Told(made.Generated, in_json(ref("GenerateForm")), made.GeneratedChunk),
     ),
-    "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
-    "POST /generative_scoring": (handlers.post_scoring, Told(("Scores",), in_json(SCORING_SCHEMA))),
-    "POST /tokenize": (token_handlers.post_tokenize, Told(("Tokens",), in_json(TOKENIZE))),
-    "POST /detokenize": (token_handlers.post_detokenize, Told(("Text",), in_json(DETOKENIZE))),
-    "GET /tokenizer_info": (token_handlers.get_tokenizer_info, Told(("TokenizerInfo",))),
-    "GET /v1/models": (get_models, Told(("Models",))),
-    "GET /v1/models/{model:path}": (get_model, Told(("Model",))),
-    "GET /health/live": (get_live, Told(("Live",))),
-    "GET /health/ready": (get_ready, Told(("Ready",), again=True)),
-    "GET /health": (get_ready, Told(("Ready",), again=True)),
-    "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
-    "POST /admin/restart": (control_handlers.post_restart, Told(("Restart",))),
+    "POST /v1/responses": (
+        handlers.post_responses,
+        Told(made.Response, _RESPONSE, made.ResponseEvent),
+    ),
+    "POST /generative_scoring": (
+        handlers.post_scoring,
+        Told(made.Scores, in_json(ref("ScoringBody"))),
+    ),
+    "POST /tokenize": (token_handlers.post_tokenize, Told(Tokens, in_json(TOKENIZE))),
+    "POST /detokenize": (
+        token_handlers.post_detokenize,
+        Told(token_handlers.Text, in_json(DETOKENIZE)),
+    ),
+    "GET /tokenizer_info": (token_handlers.get_tokenizer_info, Told(token_handlers.TokenizerInfo)),
+    "GET /v1/models": (get_models, Told(Models)),
+    "GET /v1/models/{model:path}": (get_model, Told(Model)),
+    "GET /health/live": (get_live, Told(Live)),
+    "GET /health/ready": (get_ready, Told(Readiness, again=True)),
+    "GET /health": (get_ready, Told(Readiness, again=True)),
+    "GET /health/engine": (get_engine, Told(EngineState, again=True)),
+    "POST /admin/restart": (control_handlers.post_restart, Told(control_handlers.Restart)),
     "POST /update_weights": (
         control_handlers.post_update_weights,
-        Told(("Updated",), in_json(UPDATE_WEIGHTS)),
+        Told(control_handlers.Updated, in_json(ref("UpdateWeightsForm"))),
     ),
-    "POST /reset_prefix_cache": (control_handlers.post_reset_prefix_cache, Told(("Done",))),
-    "POST /sleep": (control_handlers.post_sleep, Told(("Slept",), query=_SLEEP_QUERY)),
-    "POST /wake_up": (control_handlers.post_wake_up, Told(("Slept",), query=_WAKE_QUERY)),
-    "GET /is_sleeping": (control_handlers.get_is_sleeping, Told(("Sleeping",))),
-    "GET /weights_version": (control_handlers.get_weights_version, Told(("WeightsVersion",))),
-    "GET /ping": (get_live, Told(("Live",))),
-    "POST /ping": (get_live, Told(("Live",))),
-    "GET /load": (get_load, Told(("Load",))),
-    "GET /version": (get_version, Told(("Version",))),
-    "GET /metrics": (get_metrics, Told((CONTENT_TYPE_LATEST.partition(";")[0],))),
+    "POST /reset_prefix_cache": (
+        control_handlers.post_reset_prefix_cache,
+        Told(control_handlers.Done),
+    ),
+    "POST /sleep": (control_handlers.post_sleep, Told(control_handlers.Slept, query=_SLEEP_QUERY)),
+    "POST /wake_up": (
+        control_handlers.post_wake_up,
+        Told(control_handlers.Slept, query=_WAKE_QUERY),
+    ),
+    "GET /is_sleeping": (control_handlers.get_is_sleeping, Told(control_handlers.Sleeping)),
+    "GET /weights_version": (
+        control_handlers.get_weights_version,
+        Told(control_handlers.WeightsVersion),
+    ),
+    "GET /ping": (get_live, Told(Live)),
+    "POST /ping": (get_live, Told(Live)),
+    "GET /load": (get_load, Told(ServerLoad)),
+    "GET /version": (get_version, Told(Version)),
+    "GET /metrics": (get_metrics, Told(CONTENT_TYPE_LATEST.partition(";")[0])),
 }
 _BATCHES: dict[str, tuple[Callable[[BatchManager, Request, str], Awaitable[Response]], Told]] = {
     "POST /v1/files": (
         files.post_file,
-        Told(("File",), {"multipart/form-data": {"schema": UPLOAD}}),
+        Told(files.FileObject, {"multipart/form-data": {"schema": UPLOAD}}),
     ),
     "GET /v1/files": (
         files.list_files,
-        Told(("Files",), query=(*_FILES_QUERY, asked("purpose", type="string"))),
+        Told(files.Files, query=(*_FILES_QUERY, asked("purpose", type="string"))),
     ),
-    "GET /v1/files/{file_id}": (files.get_file, Told(("File",))),
-    "GET /v1/files/{file_id}/content": (files.get_content, Told((BYTES,))),
-    "DELETE /v1/files/{file_id}": (files.delete_file, Told(("DeletedFile",))),
-    "POST /v1/batches": (batches.post_batch, Told(("Batch",), in_json(BATCH))),
-    "GET /v1/batches": (batches.list_batches, Told(("Batches",), query=page(batches.MOST_LISTED))),
-    "GET /v1/batches/{batch_id}": (batches.get_batch, Told(("Batch",))),
-    "POST /v1/batches/{batch_id}/cancel": (batches.cancel_batch, Told(("Batch",))),
+    "GET /v1/files/{file_id}": (files.get_file, Told(files.FileObject)),
+    "GET /v1/files/{file_id}/content": (files.get_content, Told(BYTES)),
+    "DELETE /v1/files/{file_id}": (files.delete_file, Told(files.DeletedFile)),
+    "POST /v1/batches": (batches.post_batch, Told(batches.BatchObject, in_json(ref("BatchForm")))),
+    "GET /v1/batches": (
+        batches.list_batches,
+        Told(batches.Batches, query=page(batches.MOST_LISTED)),
+    ),
+    "GET /v1/batches/{batch_id}": (batches.get_batch, Told(batches.BatchObject)),
+    "POST /v1/batches/{batch_id}/cancel": (batches.cancel_batch, Told(batches.BatchObject)),
 }
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 
@@ -285,14 +343,12 @@ def _allowed(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-def _card(service: AppState) -> dict[str, Any]:
-    return {
-        "id": service.model,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "penstock",
-        "max_model_len": service.client.facts.max_model_len,
-    }
+def _card(service: AppState) -> Model:
+    return Model(
+        id=service.model,
+        created=service.created,
+        max_model_len=service.client.facts.max_model_len,
+    )
 
 
 def _describe(service: AppState, access: AccessPolicy, routes: list[ServerRoute]) -> dict[str, Any]:

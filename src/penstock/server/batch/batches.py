@@ -12,9 +12,10 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.batch.database import BatchRow, encoded
+from penstock.server.batch.database import BatchErrors, BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import (
+    Page,
     conflict,
     file_in,
     limit_of,
@@ -22,12 +23,13 @@ from penstock.server.batch.files import (
     not_found,
     page,
     query,
-    reply,
 )
 from penstock.server.batch.manager import BatchManager
+from penstock.server.online.buffered import json_response
 from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
+from penstock.server.openai.answer_objects import Encoded
 from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
@@ -81,7 +83,7 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
     )
     await manager.state.call(_add, manager, row)
     manager.start(row)
-    return reply(batch_object(manager, row))
+    return json_response(batch_object(manager, row))
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
@@ -131,12 +133,12 @@ async def list_batches(manager: BatchManager, request: Request, owner: str) -> R
     )
     if rows is None:
         raise no_place("batch")
-    return page([batch_object(manager, row) for row in rows], limit)
+    return page(Batches, [batch_object(manager, row) for row in rows], limit)
 
 
 async def get_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/batches/ID. Raises HttpError."""
-    return reply(batch_object(manager, await _known(manager, request, owner)))
+    return json_response(batch_object(manager, await _known(manager, request, owner)))
 
 
 async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> Response:
@@ -150,7 +152,7 @@ async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> R
     row = await _known(manager, request, owner)
     if row.status not in ("cancelling", "cancelled"):
         raise conflict(f"a batch that is {row.status} cannot be cancelled", "batch_id")
-    return reply(batch_object(manager, row))
+    return json_response(batch_object(manager, row))
 
 
 async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRow:
@@ -170,7 +172,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
     object: Literal["batch"] = "batch"
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     model: str
-    errors: dict[str, Any] | None
+    errors: Encoded[BatchErrors | None]
     input_file_id: str
     completion_window: Literal["24h"] = "24h"
     status: str
@@ -186,9 +188,15 @@ class BatchObject(msgspec.Struct, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: dict[Literal["total", "completed", "failed"], int]
-    metadata: dict[str, str] | None
+    metadata: Encoded[dict[str, str] | None]
     expected_at: float | None = None
     waits_for: Literal["disk", "model", "turn"] | None = None
+
+
+class Batches(Page, kw_only=True):
+    """The answer of GET /v1/batches."""
+
+    data: list[BatchObject]
 
 
 def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:

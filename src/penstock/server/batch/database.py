@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from penstock.errors import UsageError
 
@@ -294,6 +296,22 @@ def _lost(path: Path) -> UsageError:
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:
     return kind(**{field.name: row[field.name] for field in fields(kind)})
+
+
+class BatchError(msgspec.Struct, kw_only=True):
+    """An error of a batch. line: number of the line; None: the whole batch's."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None = None
+
+
+class BatchErrors(msgspec.Struct, kw_only=True):
+    """OpenAI's list of a batch's errors."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
 
 
 def encoded(value: Any) -> str:

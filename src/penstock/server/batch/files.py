@@ -25,7 +25,7 @@ from penstock.server.batch.file_store import (
 )
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import UploadParser, too_large
-from penstock.server.online.buffered import JSON
+from penstock.server.online.buffered import json_response
 from penstock.server.online.intake import declared_size
 from penstock.server.openai.http_errors import HttpError
 
@@ -45,7 +45,7 @@ async def post_file(manager: BatchManager, request: Request, owner: str) -> Resp
     if declared_size(request) > most + FORM_BYTES:
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
-    return reply(file_object(await _take(manager, request, parser, owner)))
+    return json_response(file_object(await _take(manager, request, parser, owner)))
 
 
 async def _take(
@@ -169,12 +169,12 @@ async def list_files(manager: BatchManager, request: Request, owner: str) -> Res
     )
     if rows is None:
         raise no_place("file")
-    return page([file_object(row) for row in rows], limit)
+    return page(Files, [file_object(row) for row in rows], limit)
 
 
 async def get_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/files/ID. Raises HttpError."""
-    return reply(file_object(await known_file(manager, request, owner)))
+    return json_response(file_object(await known_file(manager, request, owner)))
 
 
 async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
@@ -220,7 +220,7 @@ async def delete_file(manager: BatchManager, request: Request, owner: str) -> Re
     user = await state.call(remove)
     if user is not None:
         raise conflict(f"{user} reads this file and is not over: cancel it first", "file_id")
-    return reply({"id": file_id, "object": "file", "deleted": True})
+    return json_response(DeletedFile(id=file_id))
 
 
 async def known_file(manager: BatchManager, request: Request, owner: str) -> FileRow:
@@ -253,6 +253,30 @@ class FileObject(msgspec.Struct, kw_only=True):
     status_details: None = None
 
 
+class DeletedFile(msgspec.Struct, kw_only=True):
+    """The answer of DELETE /v1/files/ID."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A part of a list. has_more: there are further entries behind it."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Files(Page, kw_only=True):
+    """The answer of GET /v1/files."""
+
+    data: list[FileObject]
+
+
 def file_object(row: FileRow) -> FileObject:
     return msgspec.convert(row, FileObject, from_attributes=True)
 
@@ -260,19 +284,12 @@ def file_object(row: FileRow) -> FileObject:
 # --- HTTP helpers of /v1/files and /v1/batches
 
 
-def reply(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)
-
-
-def page(found: list[Any], limit: int) -> Response:
+def page(kind: type[Page], found: list[Any], limit: int) -> Response:
     """Answers with a list of at most `limit` objects. found: the objects; one more than `limit`
     means that there are further ones."""
-    shown = found[:limit]
-    ids = (shown[0].id, shown[-1].id) if shown else (None, None)
-    more = len(found) > limit
-    return reply(
-        {"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more}
-    )
+    shown, more = found[:limit], len(found) > limit
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return json_response(kind(data=shown, first_id=first, last_id=last, has_more=more))
 
 
 def no_place(kind: str) -> HttpError:

@@ -16,12 +16,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.key_set import KeySet
 from penstock.server.batch.batch_limits import BatchJobLimits
+from penstock.server.batch.database import BatchError
 from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.batch_line import (
     BatchLine,
@@ -61,7 +62,7 @@ class InputSurvey:
 
     lines: int = 0
     good: int = 0
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
 
 
 _names = msgspec.json.Decoder(_Named)
@@ -253,7 +254,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
             found.good += 1
         elif len(found.errors) < limits.max_errors and told_bytes < limits.max_error_bytes:
             found.errors.append(_error(verdict, number))
-            told_bytes += len(json.dumps(found.errors[-1]))
+            told_bytes += len(json.dumps(msgspec.to_builtins(found.errors[-1])))
         else:
             beyond.add(number)
     if not found.lines:
@@ -272,10 +273,6 @@ def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
     return message if len(message) <= longest else message[: longest - 3] + "..."
 
 
-def _error(error: LineError, number: int | None, longest: int = LONGEST_MESSAGE) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "line": number,
-        "message": told(error, longest),
-        "param": error.param,
-    }
+def _error(error: LineError, number: int | None, longest: int = LONGEST_MESSAGE) -> BatchError:
+    message = told(error, longest)
+    return BatchError(code=error.code, line=number, message=message, param=error.param)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.sandbox.sandbox_process import Job, Reply
 from penstock.server.batch.input_file import told
 from penstock.server.batch.output_files import LineOutcome, answered, unrun
@@ -24,10 +24,10 @@ from penstock.server.online.handlers import buffer_answer
 from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.http_errors import (
+    HttpError,
     ShuttingDownError,
     body_of,
     check_model,
-    error_body,
     new_request_id,
     status_of,
     too_late,
@@ -116,12 +116,8 @@ def result_of_killer(custom_id: str) -> LineOutcome:
     message = (
         "the engine died each time that this line ran: change it, and tell whoever runs the server"
     )
-    return answered(
-        custom_id,
-        500,
-        new_request_id(),
-        error_body(message, kind="server_error", code="engine_died"),
-    )
+    error = HttpError(message, status=500, code="engine_died")
+    return answered(custom_id, 500, new_request_id(), body_of(error))
 
 
 def result_of_bad(error: LineError, number: int) -> LineOutcome:
@@ -210,9 +206,7 @@ class LinePreparer:
         if isinstance(error, PenstockError):
             return body_of(error)
         self._tell(error, request_id)
-        return error_body(
-            "the server failed at this line; its log says how", kind="server_error", code="internal"
-        )
+        return body_of(FaultError("the server failed at this line; its log says how"))
 
     def _tell(self, error: BaseException, request_id: str) -> None:
         """Logs an unexpected error. Prints its traceback only once, since a batch may cause the

@@ -15,12 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from penstock.journal import Journal
-from penstock.server.batch.database import BatchRow, FileRow, encoded
+from penstock.server.batch.database import BatchError, BatchErrors, BatchRow, FileRow, encoded
 from penstock.server.batch.file_store import FileStore
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -112,15 +111,15 @@ def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
     ]
 
 
-def error_list(errors: Sequence[dict[str, Any]]) -> str:
-    """Returns OpenAI's list of a batch's errors, as JSON for the database."""
-    return encoded({"object": "list", "data": errors})
+def error_list(errors: list[BatchError]) -> str:
+    """Returns BatchErrors as JSON for the database."""
+    return encoded(msgspec.to_builtins(BatchErrors(data=errors)))
 
 
 def with_fault(errors: str | None, code: str, message: str) -> str:
     """Returns the JSON list of errors with an error of the whole batch added in front."""
-    earlier = [] if errors is None else json.loads(errors)["data"]
-    return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
+    earlier = [] if errors is None else msgspec.convert(json.loads(errors), BatchErrors).data
+    return error_list([BatchError(code=code, line=None, message=message), *earlier])
 
 
 def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:

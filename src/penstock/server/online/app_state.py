@@ -12,7 +12,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct, UnsetType
 
 from penstock.engine.watchdog import LATE
 from penstock.sandbox.pattern_search import PatternSearches
@@ -35,6 +37,22 @@ if TYPE_CHECKING:
 # most sandbox processes; a third of a core tokenizes as fast as an H200 prefills with a 1B model
 MOST_SANDBOXES = 8
 NO_TENANT = 0  # tenant number of requests without a key; keys are numbered from 1
+
+
+class Readiness(Struct):
+    """The answer to readiness probes. replicas: their number, if there are several."""
+
+    ready: bool
+    replicas: int | UnsetType = UNSET
+    replicas_ready: int | UnsetType = UNSET
+
+
+class EngineState(Struct):
+    """The answer of GET /health/engine."""
+
+    alive: bool
+    seconds_since_step: float
+    step_timeout: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,27 +142,18 @@ class AppState:
             self.sandbox_pool.close()
         self.patterns.close()
 
-    def readiness(self) -> dict[str, Any]:
-        """Returns the readiness fields of the health answers; with several replicas also how many
-        are ready."""
+    def readiness(self) -> Readiness:
+        """Returns the answer to readiness probes."""
         each = self.client.each()
-        several = (
-            {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)}
-            if len(each) > 1
-            else {}
-        )
-        return {"ready": self.ready, **several}
+        several = (len(each), sum(one.ready for one in each)) if len(each) > 1 else ()
+        return Readiness(self.ready, *several)
 
-    def engine_state(self) -> tuple[dict[str, Any], bool]:
-        """Returns the engine's state as JSON fields, and True if it is healthy: it is alive, and
-        completes steps while it has work."""
+    def engine_state(self) -> tuple[EngineState, bool]:
+        """Returns the engine's state, and True if it is healthy: it is alive, and completes steps
+        while it has work."""
         age, allowed = self.client.step_age, self.limits.step_timeout
         well = self.client.alive and age < allowed * LATE
-        return {
-            "alive": self.client.alive,
-            "seconds_since_step": round(age, 3),
-            "step_timeout": allowed,
-        }, well
+        return EngineState(self.client.alive, round(age, 3), allowed), well
 
     def deadline(self, asked: float | None) -> float | None:
         """Returns the deadline of a request whose body has just arrived, in the event loop's time;

@@ -1,6 +1,6 @@
 """Handlers of the admin routes. For operators and training loops: update weights, reset the prefix
 cache, sleep, restart. If the server has API keys, they need an admin's key. Knows requests and the
-engine's client; no answers.
+engine's client; no texts.
 """
 
 from __future__ import annotations
@@ -35,6 +35,43 @@ class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     mode: Mode = "wait"
 
 
+class Done(msgspec.Struct, kw_only=True):
+    """The answer of a change that was made."""
+
+    success: bool = True
+
+
+class Updated(Done, kw_only=True):
+    """The answer of POST /update_weights."""
+
+    weights_version: str
+
+
+class Slept(Done, kw_only=True):
+    """The answer of POST /sleep and /wake_up. asleep: the parts that still sleep."""
+
+    is_sleeping: bool
+    asleep: list[str]
+
+
+class Sleeping(msgspec.Struct):
+    """The answer of GET /is_sleeping."""
+
+    is_sleeping: bool
+
+
+class WeightsVersion(msgspec.Struct):
+    """The answer of GET /weights_version."""
+
+    weights_version: str
+
+
+class Restart(msgspec.Struct):
+    """The answer of POST /admin/restart. restarting: number of replicas."""
+
+    restarting: int
+
+
 async def post_update_weights(state: AppState, request: Request) -> Response:
     """POST /update_weights: answers once every engine has the new weights. Raises PenstockError;
     the old weights then stay."""
@@ -57,7 +94,7 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
         await state.client.control(word)
     except CheckpointError as error:  # status 400, since the weights are wrong and not this server
         raise HttpError(str(error), param="shared" if form.shared else "model_path") from error
-    return json_response({"success": True, "weights_version": state.client.weights_version})
+    return json_response(Updated(weights_version=state.client.weights_version))
 
 
 def _check_known(shared: dict[str, Any]) -> None:
@@ -96,7 +133,7 @@ async def post_reset_prefix_cache(state: AppState, request: Request) -> Response
     Raises PenstockError."""
     _check_admin(state, request, "empty caches")
     await state.client.control(Control(PREFIX_CACHE, mode="keep"))
-    return json_response({"success": True})
+    return json_response(Done())
 
 
 async def post_sleep(state: AppState, request: Request) -> Response:
@@ -130,14 +167,14 @@ async def post_wake_up(state: AppState, request: Request) -> Response:
 
 async def get_is_sleeping(state: AppState, request: Request) -> Response:
     """GET /is_sleeping: answers true while the weights or the KV cache of any engine are asleep."""
-    return json_response({"is_sleeping": bool(state.client.asleep)})
+    return json_response(Sleeping(bool(state.client.asleep)))
 
 
 def _slept(state: AppState) -> Response:
     """Answers with the parts that still sleep. Weights that were dropped (level 2) sleep until the
     next update."""
     asleep = list(state.client.asleep)
-    return json_response({"success": True, "is_sleeping": bool(asleep), "asleep": asleep})
+    return json_response(Slept(is_sleeping=bool(asleep), asleep=asleep))
 
 
 def _query(request: Request, *names: str) -> dict[str, list[str]]:
@@ -155,7 +192,7 @@ def _query(request: Request, *names: str) -> dict[str, list[str]]:
 
 async def get_weights_version(state: AppState, request: Request) -> Response:
     """GET /weights_version: answers the version name of the weights in use."""
-    return json_response({"weights_version": state.client.weights_version})
+    return json_response(WeightsVersion(state.client.weights_version))
 
 
 async def post_restart(state: AppState, request: Request) -> Response:
@@ -163,7 +200,7 @@ async def post_restart(state: AppState, request: Request) -> Response:
     one, HttpError."""
     _check_admin(state, request, "restart replicas")
     state.client.restart()
-    return json_response({"restarting": len(state.client.each())})
+    return json_response(Restart(len(state.client.each())))
 
 
 def _check_admin(state: AppState, request: Request, what: str) -> None:

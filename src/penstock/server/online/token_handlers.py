@@ -3,8 +3,10 @@ that have no tokenizer of their own. Knows requests, body structs and the tokeni
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +29,21 @@ if TYPE_CHECKING:
 # seconds to make
 MOST_BYTES = 1_000_000
 FEW_IDS = 1_024  # most ids that the event loop decodes itself, in about 1 ms
+
+
+class Text(Struct):
+    """The answer of POST /detokenize."""
+
+    prompt: str
+
+
+class TokenizerInfo(Struct, kw_only=True):
+    """The answer of GET /tokenizer_info; the special tokens follow by their names."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    model_max_length: int
+    vocab_size: int
+    chat_template: str | None
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
@@ -93,21 +110,19 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
                 text = reply.text
         finally:
             ticket.release()
-    return json_response({"prompt": text})
+    return json_response(Text(text))
 
 
 async def get_tokenizer_info(state: AppState, request: Request) -> Response:
     """GET /tokenizer_info: answers the special tokens, the chat template and sizes. Raises
     HttpError."""
     tokenizer = _tokenizer(state)
-    told: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": state.client.facts.max_model_len,
-        "vocab_size": tokenizer.vocab_size,
-        "chat_template": tokenizer.chat_template,
-        **tokenizer.special_tokens,
-    }
-    return json_response(told)
+    told = TokenizerInfo(
+        model_max_length=state.client.facts.max_model_len,
+        vocab_size=tokenizer.vocab_size,
+        chat_template=tokenizer.chat_template,
+    )
+    return json_response(msgspec.structs.asdict(told) | dict(tokenizer.special_tokens))
 
 
 def _tokenizer(state: AppState) -> Tokenizer:

@@ -1,5 +1,6 @@
-"""Encodes deltas as OpenAI's answers. Makes one JSON body at the end, or server-sent events, as
-bytes that are joined from pieces encoded once. Knows a call, deltas and JSON; no engine, no HTTP.
+"""Makes OpenAI's answers from deltas: one JSON body at the end, or server-sent events. Structs of
+answer_objects.py are encoded, what all events or choices share only once. Knows a call, deltas and
+JSON; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -7,12 +8,27 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from penstock.errors import PenstockError
 from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answer_objects import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    MessageDelta,
+    PromptDetails,
+    TokenCounts,
+)
 from penstock.server.openai.http_errors import body_of
 from penstock.server.openai.logprobs_json import (
     Listed,
@@ -29,18 +45,23 @@ if TYPE_CHECKING:
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-_GOING_ON = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
 
 
 class BaseAnswer:
     """Base class of all answers. The index of a choice is: prompt index * n + sample index.
     positions: the prompt_logprobs of the choice's prompt, or None.
+
+    whole, chunk: structs of a body and of an event. choice_of, part_of: structs of a choice in
+    them, made of its index and content. entries: name of their list.
     """
 
     prefix = ""
-    kind = ""
-    event_kind = ""
+    whole: Any = None
+    chunk: Any = None
+    choice_of: Any = None
+    part_of: Any = None
     entries = "choices"
+    only_text = True  # True if the content of an event is text alone
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
@@ -48,36 +69,36 @@ class BaseAnswer:
         self._call = call
         self._spell = spellings.of(as_ids=call.tokens_as_ids)
         self._tokenizer = spellings.tokenizer
-        self._top, shown = self._named(self.kind), self._named(self.event_kind)
-        self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
-        self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
-        self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
+        # True if an event between the first and the last only has content
+        self._bare = call.logprobs is None and not call.return_token_ids
         self._begun: set[int] = set()  # choices of which an event was made
         # choice -> number of its tokens so far, if every event reports it
         self._made: dict[int, int] = {}
-        # prompt index -> JSON about the prompt at the end of each of its choices
-        self._about_prompts: dict[int, bytes] = {}
+        # prompt index -> fields about the prompt in each of its choices
+        self._about_prompts: dict[int, dict[str, Raw]] = {}
 
     # -- what subclasses define
 
     tells_prompt = True  # True if return_token_ids returns the prompt's ids too
 
-    def _named(self, kind: str) -> dict[str, Any]:
+    def _head(self) -> dict[str, Any]:
         """Returns the first fields of the body and of each event."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.id, "created": self.created, "model": self.model}
 
     def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
         return ""
 
-    def _event_text(self, text: str, *, first: bool) -> bytes:
+    def _content(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> Any:
+        """Returns the content of a choice that is sent whole."""
+        raise NotImplementedError
+
+    def _part(self, text: str, *, first: bool) -> Any:
+        """Returns the content of an event."""
         raise NotImplementedError
 
     def _logprobs(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
     ) -> bytes:
-        raise NotImplementedError
-
-    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
         raise NotImplementedError
 
     # -- answers sent whole
@@ -88,50 +109,62 @@ class BaseAnswer:
         """Returns the JSON of a finished choice from the sample's only delta."""
         at = choice // self._call.sampling.n
         prompt = self._call.prompts[at]
-        pieces = [b'{"index":%d' % choice, self._choice_text(choice, prompt, delta)]
-        pieces += self._ending(choice, prompt, delta, positions, first=True)
+        content = self._content(choice, prompt, delta)
+        made = self._ended(self.choice_of, choice, content, prompt, delta, positions, first=True)
         about = self._about_prompts.get(at)
         if about is None:
             about = self._about_prompts[at] = self._about_prompt(prompt, positions)
-        pieces.append(about)
-        return b"".join(pieces)
+        for name, value in about.items():
+            setattr(made, name, value)
+        return _encode(made)
 
-    def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
+    def body(self, choices: list[bytes], usage: TokenCounts) -> list[bytes]:
         """Returns the body in pieces. choices: JSON of each choice, in order."""
-        pieces = [_encode(self._top)[:-1] + b',"%b":[' % self.entries.encode()]
+        head, tail = self._around(self.whole, usage)
+        pieces = [head]
         for choice in choices:
             pieces += (choice, b",")
-        pieces[-1] = b'],"usage":' + _encode(usage) + b"}"
+        pieces[-1] = tail
         return pieces
 
-    def _ending(
-        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
-    ) -> list[bytes]:
-        """Returns a choice's JSON fields after the text, for a body or an event."""
-        pieces = [b',"logprobs":', b"null"]
-        if self._call.logprobs is not None:
-            pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
-        pieces += (
-            b',"finish_reason":',
-            _encode(self._finish(choice, delta)),
-            b',"stop_reason":',
-            _encode(delta.stop_reason),
-        )
+    def _around(self, kind: Any, usage: TokenCounts | UnsetType | None) -> tuple[bytes, bytes]:
+        """Returns the JSON before and behind the choices of a body or an event."""
+        empty = _encode(kind(**self._head(), **{self.entries: []}, usage=usage))
+        head, entries, tail = empty.partition(b'"%b":[]' % self.entries.encode())
+        return head + entries[:-1], b"]" + tail
+
+    def _ended(
+        self,
+        kind: Any,
+        choice: int,
+        content: Any,
+        prompt: TokenizedPrompt,
+        delta: Delta,
+        positions: Any,
+        *,
+        first: bool,
+    ) -> Any:
+        """Returns a choice with all its fields, for a body or an event. kind: its struct."""
+        call, logprobs = self._call, None
+        if call.logprobs is not None:
+            logprobs = Raw(self._logprobs(choice, prompt, delta, positions, first=first))
+        finish, stop = self._finish(choice, delta), delta.stop_reason
+        made = kind(choice, content, logprobs, finish_reason=finish, stop_reason=stop)
         if delta.weights_version is not None:
-            pieces += (b',"weights_version":', _encode(delta.weights_version))
-        if self._call.return_token_ids:
-            pieces += (b',"token_ids":', _encode(self._ids(delta)))
-        return pieces
+            made.weights_version = delta.weights_version
+        if call.return_token_ids:
+            made.token_ids = self._ids(delta)
+        return made
 
-    def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
-        """Returns the JSON fields about the prompt at the end of each of its choices. They are
-        encoded once for all n choices."""
-        about = (
-            b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
-        )
+    def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> dict[str, Raw]:
+        """Returns the fields about the prompt in each of its choices. They are encoded once for all
+        n choices."""
+        about = {}
+        if self._call.return_token_ids:
+            about["prompt_token_ids"] = Raw(_encode(prompt.ids))
         if self._call.prompt_logprobs is not None and positions is not None:
-            about += b',"prompt_logprobs":' + _encode(prompt_logprobs(positions, self._spell))
-        return about + b"}"
+            about["prompt_logprobs"] = Raw(_encode(prompt_logprobs(positions, self._spell)))
+        return about
 
     # -- answers sent as events
 
@@ -139,57 +172,74 @@ class BaseAnswer:
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
         """Returns the event of one delta; b"" if it is empty, as when the text is held back."""
-        first = choice not in self._begun
-        plain = (
-            delta.finish_reason is None
-            and self._call.logprobs is None
-            and not self._call.return_token_ids
-        )
-        tail = self._counted(choice, delta) if self._call.continuous_usage else self._tail
-        shown = self._shown(choice, delta, first=first, needed=first or not plain)
-        if plain and not first:
-            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, tail)) if shown else b""
-        self._begun.add(choice)
-        prompt = self._call.prompts[choice // self._call.sampling.n]
-        pieces = [self._head, b"%d" % choice, shown]
-        pieces += self._ending(choice, prompt, delta, positions, first=first)
-        if self._call.return_token_ids and first and self.tells_prompt:
-            pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
-        pieces.append(tail)
-        return b"".join(pieces)
+        call, first = self._call, choice not in self._begun
+        plain = not first and self._bare and delta.finish_reason is None
+        if plain and self.only_text and not call.continuous_usage:
+            if not delta.text:
+                return b""
+            head, between, tail = self._around_text
+            return b"".join((head, b"%d" % choice, between, _encode(delta.text), tail))
+        usage = self._counted(choice, delta) if call.continuous_usage else None
+        content = self._shown(choice, delta, first=first, needed=not plain)
+        if content is None:
+            return b""
+        if plain:
+            made = self.part_of(choice, content)
+        else:
+            self._begun.add(choice)
+            prompt = call.prompts[choice // call.sampling.n]
+            made = self._ended(self.part_of, choice, content, prompt, delta, positions, first=first)
+            if first and call.return_token_ids and self.tells_prompt:
+                made.prompt_token_ids = prompt.ids
+        head, tail = self._frame if usage is None else self._framed(usage)
+        return b"".join((head, _encode(made), tail))
 
-    def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> bytes:
-        """Returns the text part of an event; b"" if it is empty and not needed."""
+    def _framed(self, usage: TokenCounts | UnsetType | None) -> tuple[bytes, bytes]:
+        head, tail = self._around(self.chunk, usage)
+        return b"data: " + head, tail + b"\n\n"
+
+    @cached_property
+    def _frame(self) -> tuple[bytes, bytes]:
+        """The bytes before and behind the choice of an event without counts."""
+        return self._framed(None if self._call.include_usage else UNSET)
+
+    @cached_property
+    def _around_text(self) -> tuple[bytes, bytes, bytes]:
+        """The bytes of an event of text alone: before its index, before its text, and behind it.
+        With them such an event takes 0.4 us less than by its struct."""
+        head, tail = self._frame
+        begin, _, rest = _encode(self.part_of(0, self._part("", first=False))).partition(b"0")
+        between, _, end = rest.partition(b'""')
+        return head + begin, between, end + tail
+
+    def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> Any:
+        """Returns the content of an event; None if it is empty and not needed."""
         if not needed:
-            return self._event_text(delta.text, first=False) if delta.text else b""
+            return self._part(delta.text, first=False) if delta.text else None
         prompt = self._call.prompts[choice // self._call.sampling.n]
-        return self._event_text(
+        return self._part(
             self._first_text(choice, prompt, delta) if first else self._text(delta), first=first
         )
 
-    def _counted(self, choice: int, delta: Delta) -> bytes:
-        """Returns an event's end with the choice's token counts, including this delta,
-        as in vLLM."""
+    def _counted(self, choice: int, delta: Delta) -> TokenCounts:
+        """Returns the choice's token counts, including this delta, as in vLLM."""
         made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
-        prompt = self._call.prompts[choice // self._call.sampling.n]
-        return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
+        asked = len(self._call.prompts[choice // self._call.sampling.n].ids)
+        return TokenCounts(asked, made, asked + made)
 
-    def last(self, usage: dict[str, Any]) -> bytes:
+    def last(self, usage: TokenCounts) -> bytes:
         """Returns the end of a stream, with the usage event if it was requested."""
-        return (
-            self._usage_head + _encode(usage) + b"}\n\n" if self._call.include_usage else b""
-        ) + DONE
+        return (b"".join(self._framed(usage)) if self._call.include_usage else b"") + DONE
 
     def error_event(self, error: PenstockError) -> bytes:
         """Returns an error as the last event, since the HTTP status has been sent already."""
         return b"data: " + body_of(error) + b"\n\n"
 
-    def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """Returns the `usage` object with the token counts. A prompt counts once, whatever n is."""
+    def usage(self, completion_tokens: int, cached_tokens: int) -> TokenCounts:
+        """Returns the token counts. A prompt counts once, whatever n is."""
+        asked = self._call.prompt_tokens
         made = 0 if self._call.only_prompt else completion_tokens
-        return _counts(self._call.prompt_tokens, made) | {
-            "prompt_tokens_details": {"cached_tokens": cached_tokens}
-        }
+        return TokenCounts(asked, made, asked + made, PromptDetails(cached_tokens))
 
     def _first_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
         return self._opening(choice, prompt) + self._text(delta)
@@ -205,14 +255,12 @@ class BaseAnswer:
         return "length" if self._call.only_prompt and whole else delta.finish_reason
 
 
-def _counts(asked: int, made: int) -> dict[str, Any]:
-    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
-
-
 class CompletionAnswer(BaseAnswer):
     """The answer of /v1/completions."""
 
-    prefix, kind, event_kind = "cmpl", "text_completion", "text_completion"
+    prefix = "cmpl"
+    whole, chunk = Completion, CompletionChunk
+    choice_of = part_of = CompletionChoice
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
@@ -231,11 +279,11 @@ class CompletionAnswer(BaseAnswer):
             self._prompt_texts[at] = self._tokenizer.decode(prompt.ids)
         return self._prompt_texts[at]
 
-    def _event_text(self, text: str, *, first: bool) -> bytes:
-        return b',"text":' + _encode(text)
+    def _content(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
+        return self._first_text(choice, prompt, delta)
 
-    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
-        return b',"text":' + _encode(self._first_text(choice, prompt, delta))
+    def _part(self, text: str, *, first: bool) -> str:
+        return text
 
     def _logprobs(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
@@ -273,16 +321,15 @@ class CompletionAnswer(BaseAnswer):
 class ChatAnswer(BaseAnswer):
     """The answer of /v1/chat/completions. The first event of a choice has the role."""
 
-    prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl"
+    whole, chunk = ChatCompletion, ChatCompletionChunk
+    choice_of, part_of = ChatChoice, ChatChunkChoice
 
-    def _event_text(self, text: str, *, first: bool) -> bytes:
-        role = b'"role":"assistant",' if first else b""
-        return b',"delta":{' + role + b'"content":' + _encode(text) + b"}"
+    def _content(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> ChatMessage:
+        return ChatMessage(content=delta.text)
 
-    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
-        return (
-            b',"message":{"role":"assistant","content":' + _encode(delta.text) + b',"refusal":null}'
-        )
+    def _part(self, text: str, *, first: bool) -> MessageDelta:
+        return MessageDelta("assistant", text) if first else MessageDelta(content=text)
 
     def _logprobs(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool

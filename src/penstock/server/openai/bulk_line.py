@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answer_objects import PackedChoice
 from penstock.server.openai.answers import CompletionAnswer
 from penstock.server.openai.batch_line import CHAT, COMPLETIONS, check_id, name_and_body
 from penstock.server.openai.forms import (
@@ -142,19 +143,16 @@ class PackedAnswer(CompletionAnswer):
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        scores = None
-        if self._call.logprobs is not None:
-            scores = _packed(_chosen(delta), "<f4")
-        told: Json = {
-            "index": choice,
-            "token_ids": _packed(delta.token_ids, "<i4"),
-            "logprobs": scores,
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-        }
+        packed = PackedChoice(
+            choice,
+            _packed(delta.token_ids, "<i4"),
+            None if self._call.logprobs is None else _packed(_chosen(delta), "<f4"),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+        )
         if delta.weights_version is not None:
-            told["weights_version"] = delta.weights_version
-        return _encode(told)
+            packed.weights_version = delta.weights_version
+        return _encode(packed)
 
 
 def _chosen(delta: Delta) -> Any:

@@ -4,7 +4,7 @@ in columns. Knows a call, deltas and JSON; no engine, no HTTP.
 
 from __future__ import annotations
 
-import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,79 +12,92 @@ import numpy as np
 
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta
+from penstock.server.openai.answer_objects import (
+    Generated,
+    GeneratedChoice,
+    GeneratedChunk,
+    GeneratedLogprobs,
+)
 from penstock.server.openai.answers import BaseAnswer
-from penstock.server.openai.logprobs_json import LOWEST, chat_logprobs, prompt_logprobs
-from penstock.server.openai.tool_forms import Json
+from penstock.server.openai.logprobs_json import (
+    LOWEST,
+    TokenSpellings,
+    chat_logprobs,
+    prompt_logprobs,
+)
 
 if TYPE_CHECKING:
     from penstock.server.openai.prompt_ids import TokenizedPrompt
-
-_encode = msgspec.json.Encoder().encode
+    from penstock.server.openai.translate import Call
 
 
 class GenerateAnswer(BaseAnswer):
     """vLLM's GenerateResponse and its events, for a single prompt. The answer doesn't repeat the
     prompt's ids."""
 
+    prefix = "gen"
+    whole: Any = Generated
+    chunk = GeneratedChunk
     tells_prompt = False
-    _of_prompt = b"null"
 
-    def _named(self, kind: str) -> Json:
-        asked = self._call.tokens_only
-        assert asked is not None, "only a call of token ids is answered in them"
-        self.id = asked.request_id or f"gen-{uuid.uuid4().hex}"
+    def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
+        super().__init__(call, model, spellings)
+        assert call.tokens_only is not None, "only a call of token ids is answered in them"
+        self.id, self._columns = call.tokens_only.request_id or self.id, call.tokens_only.columns
+
+    @staticmethod
+    def choice_of(
+        index: int, content: str, logprobs: Any, *, finish_reason: Any, stop_reason: Any
+    ) -> GeneratedChoice:
+        return GeneratedChoice(
+            index, logprobs, finish_reason=finish_reason, stop_reason=stop_reason
+        )
+
+    part_of = choice_of
+
+    def _head(self) -> dict[str, Any]:
         return {"request_id": self.id, "created": self.created, "model": self.model}
 
-    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
-        return b""
+    def _content(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
+        return ""
 
-    def _event_text(self, text: str, *, first: bool) -> bytes:
-        return b""
+    def _part(self, text: str, *, first: bool) -> str:
+        return ""
 
     def _logprobs(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
     ) -> bytes:
-        asked, scores = self._call.tokens_only, delta.logprobs or []
-        if asked is not None and asked.columns:
-            return _encode(columns_of(delta.token_ids, scores, self._call.logprobs or 0))
-        return chat_logprobs(delta.token_ids, scores, self._spell, self._call.logprobs or 0)
+        scores, top = delta.logprobs or [], self._call.logprobs or 0
+        if self._columns:
+            return msgspec.json.encode(columns_of(delta.token_ids, scores, top))
+        return chat_logprobs(delta.token_ids, scores, self._spell, top)
 
-    def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
+    def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> dict[str, msgspec.Raw]:
         if self._call.prompt_logprobs is not None and positions is not None:
-            self._of_prompt = _encode(prompt_logprobs(positions, self._spell))
-        return b"}"
-
-    def body(self, choices: list[bytes], usage: Json) -> list[bytes]:
-        """Returns the body in pieces. choices: JSON of each choice, in order."""
-        pieces = super().body(choices, usage)
-        pieces[-1] = (
-            pieces[-1][:-1]
-            + b',"prompt_logprobs":'
-            + self._of_prompt
-            + b',"kv_transfer_params":null}'
-        )
-        return pieces
+            found = prompt_logprobs(positions, self._spell)
+            self.whole = partial(Generated, prompt_logprobs=found)
+        return {}
 
 
-def columns_of(ids: list[int], scores: Any, top: int) -> Json:
+def columns_of(ids: list[int], scores: Any, top: int) -> GeneratedLogprobs:
     """Returns the logprobs of the tokens `ids` as one list per field: each token's own logprob and
     rank, and the `top` likeliest ids with their logprobs. An id of -1 means none."""
     if isinstance(scores, LazyLogprobs):
         _, chosen, rank, likely, values = scores.columns
-        return {
-            "logprobs": np.fmax(chosen, LOWEST).tolist(),
-            "ranks": rank.tolist(),
-            "top_token_ids": likely[:, :top].tolist(),
-            "top_logprobs": np.fmax(values[:, :top], LOWEST).tolist(),
-        }
+        return GeneratedLogprobs(
+            logprobs=np.fmax(chosen, LOWEST).tolist(),
+            ranks=rank.tolist(),
+            top_token_ids=likely[:, :top].tolist(),
+            top_logprobs=np.fmax(values[:, :top], LOWEST).tolist(),
+        )
     own = [position[token] for token, position in zip(ids, scores, strict=True)]
     best = [
         sorted((each.rank, token, each.logprob) for token, each in found.items())
         for found in scores
     ]
-    return {
-        "logprobs": [each.logprob for each in own],
-        "ranks": [each.rank for each in own],
-        "top_token_ids": [[token for rank, token, _ in found if rank <= top] for found in best],
-        "top_logprobs": [[value for rank, _, value in found if rank <= top] for found in best],
-    }
+    return GeneratedLogprobs(
+        logprobs=[each.logprob for each in own],
+        ranks=[each.rank for each in own],
+        top_token_ids=[[token for rank, token, _ in found if rank <= top] for found in best],
+        top_logprobs=[[value for rank, _, value in found if rank <= top] for found in best],
+    )

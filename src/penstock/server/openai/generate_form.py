@@ -26,11 +26,11 @@ from penstock.vllm_arguments.argument import Argument, named
 
 _OWN = {"request_id", "token_ids", "sampling_params", "logprobs_format"}
 # fields of the body that are not in sampling_params
-_OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}
+OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}
 # fields allowed in sampling_params: a completion's, except those for the answer's format
-_INSIDE = (
+INSIDE = (
     {*BaseForm.__struct_fields__, "logprobs"}
-    - _OUTSIDE
+    - OUTSIDE
     - {
         "return_token_ids",
         "return_tokens_as_token_ids",
@@ -76,7 +76,7 @@ class TokensForm(CompletionForm, kw_only=True):
 
 def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokensForm:
     """Parses the body of POST /inference/v1/generate. Raises HttpError."""
-    raw = sift(read_object(body, limits), _OWN | _OUTSIDE, GENERATE)
+    raw = sift(read_object(body, limits), _OWN | OUTSIDE, GENERATE)
     for name in ("token_ids", "sampling_params"):
         if name not in raw:
             raise HttpError(
@@ -88,7 +88,7 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
         raise HttpError(rule, param="request_id")
     if not own.token_ids:
         raise HttpError("token_ids must hold one id at least", param="token_ids")
-    outside = {name: raw[name] for name in _OUTSIDE & raw.keys()}
+    outside = {name: raw[name] for name in OUTSIDE & raw.keys()}
     form = completion_form(
         {**outside, **_sampling(own.sampling_params), "prompt": own.token_ids}, limits
     )
@@ -104,9 +104,9 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
 def _sampling(raw: Json) -> Json:
     """Returns the given sampling parameters by name; null counts as left out. Raises HttpError for
     a field that is not allowed."""
-    for name in sorted(raw.keys() & ({*_OUTSIDE, *CompletionForm.__struct_fields__} - _INSIDE))[:1]:
+    for name in sorted(raw.keys() & ({*OUTSIDE, *CompletionForm.__struct_fields__} - INSIDE))[:1]:
         where = f"sampling_params.{name[:LONGEST_NAME]}"
         raise HttpError(
             f"{where} is no sampling parameter: leave it out", param=where, code="unknown_parameter"
         )
-    return sift(raw, _INSIDE, SAMPLING, "sampling_params.")
+    return sift(raw, INSIDE, SAMPLING, "sampling_params.")

@@ -20,6 +20,7 @@ from penstock.errors import (
     ReplicaError,
     UsageError,
 )
+from penstock.server.openai.answer_objects import Error, ErrorFields
 
 # characters of a message, since it may quote a long value
 LONGEST_MESSAGE = 600
@@ -144,31 +145,24 @@ def names_of(error: PenstockError) -> tuple[str | None, str | None]:
     return code_of(error), None if error.param is None else _clean(error.param)
 
 
-def body_of(error: PenstockError) -> bytes:
-    """Returns the JSON body of a PenstockError."""
+def fields_of(error: PenstockError) -> ErrorFields:
+    """Returns a PenstockError as the answer's fields. Cuts a message above LONGEST_MESSAGE."""
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
     # an EngineError's message may name paths, so it is only for the log
     message = str(error) if ours else DIED
-    return error_body(message, kind=kind, param=error.param, code=code_of(error))
-
-
-def error_body(
-    message: str, *, kind: str, param: str | None = None, code: str | None = None
-) -> bytes:
-    """Returns `{"error": ...}` as JSON bytes. Replaces characters that UTF-8 cannot encode, and
-    cuts a message above LONGEST_MESSAGE."""
     if len(message) > LONGEST_MESSAGE:
         message = message[: LONGEST_MESSAGE - 3] + "..."
-    fields = {
-        "message": _clean(message),
-        "type": kind,
-        "param": None if param is None else _clean(param),
-        "code": code,
-    }
-    return msgspec.json.encode({"error": fields})
+    code, param = names_of(error)
+    return ErrorFields(_clean(message), kind, param, code)
+
+
+def body_of(error: PenstockError) -> bytes:
+    """Returns the JSON body of a PenstockError."""
+    return msgspec.json.encode(Error(fields_of(error)))
 
 
 def _clean(text: str) -> str:
+    """Returns the text with characters replaced that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

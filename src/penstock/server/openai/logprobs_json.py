@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import PositionLogprobs
+from penstock.server.openai.answer_objects import (
+    ChatLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
@@ -129,14 +135,24 @@ class Listed(NamedTuple):
 def completion_object(parts: Sequence[Listed]) -> bytes:
     """Returns OpenAI's `logprobs` object of completions, as JSON. parts: lists for consecutive
     tokens."""
-    if len(parts) == 1:
-        tokens, chosen, top, offsets, _ = parts[0]
-    else:
+    tokens, chosen, top, offsets = parts[0][:4]
+    if len(parts) > 1:
         tokens, chosen, top, offsets = (
             b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4]
         )
-    lists = (b'{"tokens":[', tokens, b'],"token_logprobs":[', chosen, b'],"top_logprobs":[', top)
-    return b"".join((*lists, b'],"text_offset":[', offsets, b"]}"))
+    return b"".join(
+        (
+            b'{"tokens":[',
+            tokens,
+            b'],"token_logprobs":[',
+            chosen,
+            b'],"top_logprobs":[',
+            top,
+            b'],"text_offset":[',
+            offsets,
+            b"]}",
+        )
+    )
 
 
 def completion_logprobs(
@@ -310,35 +326,30 @@ def _plain_completion(
 
 def _plain_chat(
     ids: Sequence[int], positions: Positions, spell: Spelling, top: int
-) -> dict[str, Any]:
+) -> ChatLogprobs:
     content = []
     for token, position in zip(ids, positions, strict=True):
         known = position or {}
         entry = _chat_entry(token, known[token].logprob if token in known else LOWEST, spell)
         likeliest = sorted(known.items(), key=lambda item: -_floor(item[1].logprob))[:top]
-        entry["top_logprobs"] = [
+        entry.top_logprobs = [
             _chat_entry(other, value.logprob, spell) for other, value in likeliest
         ]
         content.append(entry)
-    return {"content": content, "refusal": None}
+    return ChatLogprobs(content)
 
 
-def _chat_entry(token: int, logprob: float, spell: Spelling) -> dict[str, Any]:
-    return {"token": spell.text(token), "logprob": _floor(logprob), "bytes": spell.bytes(token)}
+def _chat_entry(token: int, logprob: float, spell: Spelling) -> TokenLogprob:
+    return TokenLogprob(spell.text(token), _floor(logprob), spell.bytes(token))
 
 
-def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any] | None]:
-    """Returns vLLM's prompt_logprobs: a position is null or {token id: {logprob, rank,
-    decoded_token}}."""
+def prompt_logprobs(positions: Positions, spell: Spelling) -> PromptLogprobs:
+    """Returns vLLM's prompt_logprobs: a position is null or has its tokens by id."""
     return [None if position is None else _vllm_position(position, spell) for position in positions]
 
 
-def _vllm_position(position: PositionLogprobs, spell: Spelling) -> dict[str, Any]:
+def _vllm_position(position: PositionLogprobs, spell: Spelling) -> dict[str, PromptLogprob]:
     return {
-        str(token): {
-            "logprob": _floor(value.logprob),
-            "rank": value.rank,
-            "decoded_token": spell.text(token),
-        }
+        str(token): PromptLogprob(_floor(value.logprob), value.rank, spell.text(token))
         for token, value in position.items()
     }

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import UNSET
 
 from penstock.request import Delta
+from penstock.server.openai.answer_objects import ChatMessage, MadeCall, MadeFunction, MessageDelta
 from penstock.server.openai.answers import ChatAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.parsers.pieces import AnswerPiece, Reader
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.server.openai.translate import Call
 
 TOOL_CALLS = "tool_calls"  # finish_reason of an answer with tool calls
-_encode = msgspec.json.Encoder().encode
 
 
 def new_call_id() -> str:
@@ -29,6 +29,8 @@ def new_call_id() -> str:
 class ReadChatAnswer(ChatAnswer):
     """The answer of /v1/chat/completions whose text a parser reads. Reasoning appears under vLLM's
     present field name and its older one."""
+
+    only_text = False
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
@@ -46,18 +48,17 @@ class ReadChatAnswer(ChatAnswer):
             piece for piece in pieces if piece.kind != "reasoning" or self._call.include_reasoning
         ]
 
-    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
+    def _content(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> ChatMessage:
         told = told_of(self._read(choice, delta), whole=True)
-        beside = bool(told)
-        message = {"role": "assistant", "content": None if beside else "", "refusal": None, **told}
-        return b',"message":' + _encode(message)
+        return ChatMessage(**{"content": None if told else "", **told})
 
-    def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> bytes:
+    def _shown(
+        self, choice: int, delta: Delta, *, first: bool, needed: bool
+    ) -> MessageDelta | None:
         told = told_of(self._read(choice, delta), whole=False)
         if not told and not needed:
-            return b""
-        begin = {"role": "assistant", "content": ""} if first else {}
-        return b',"delta":' + _encode({**begin, **told})
+            return None
+        return MessageDelta(**({"role": "assistant", "content": ""} if first else {}) | told)
 
     def _finish(self, choice: int, delta: Delta) -> str | None:
         reader = self._readers.get(choice)
@@ -69,15 +70,19 @@ def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
     """Returns the fields of a message (if `whole`), or of an event's delta, for these pieces.
     Leaves out empty fields."""
     texts: dict[str, list[str]] = {}
-    calls: dict[int, dict[str, Any]] = {}
+    calls: dict[int, MadeCall] = {}
     arguments: dict[int, list[str]] = {}
     for piece in pieces:
         if piece.kind == "name":
-            begun = {"id": new_call_id(), "type": "function", "function": {"name": piece.text}}
-            calls[piece.call] = begun if whole else {"index": piece.call, **begun}
+            calls[piece.call] = MadeCall(
+                index=UNSET if whole else piece.call,
+                id=new_call_id(),
+                type="function",
+                function=MadeFunction(piece.text),
+            )
             arguments[piece.call] = []
         elif piece.kind == "arguments":
-            calls.setdefault(piece.call, {"index": piece.call, "function": {}})
+            calls.setdefault(piece.call, MadeCall(index=piece.call, function=MadeFunction()))
             arguments.setdefault(piece.call, []).append(piece.text)
         else:
             texts.setdefault(piece.kind, []).append(piece.text)
@@ -85,5 +90,5 @@ def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
     if "reasoning" in told:
         told["reasoning_content"] = told["reasoning"]
     for at, call in calls.items():
-        call["function"]["arguments"] = "".join(arguments[at])
+        call.function.arguments = "".join(arguments[at])
     return {**told, "tool_calls": list(calls.values())} if calls else told

@@ -8,16 +8,26 @@ length cut the answer, or error.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.errors import PenstockError
 from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answer_objects import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    Response,
+    ResponseEvent,
+    ResponseUsage,
+    Status,
+    TokenCounts,
+)
 from penstock.server.openai.answers import BaseAnswer
-from penstock.server.openai.http_errors import body_of
+from penstock.server.openai.http_errors import fields_of
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.output_items import Event, OutputItems
 from penstock.text.parsers.parser_registry import AnswerReader
@@ -32,20 +42,19 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesAnswer(BaseAnswer):
     """The answer of /v1/responses, for one sample."""
 
-    prefix, kind, event_kind = "resp", "response", "response"
+    prefix = "resp"
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
         self.id = self.id.replace("-", "_", 1)
-        self._model, self._created = model, int(time.time())
         self._items = OutputItems()
         self._reader: Reader = call.reader() if call.reader is not None else AnswerReader()
         self._tokens: list[int] = []
         self._number = 0  # sequence number of the next event
-        self._status = "in_progress"
+        self._status: Status = "in_progress"
         self._why = ""  # reason why the answer is incomplete
-        # the field with the weights' version, if they were updated while serving
-        self._stamp: dict[str, str] = {}
+        # version of the weights, if they were updated while serving
+        self._weights: str | UnsetType = UNSET
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
@@ -54,17 +63,9 @@ class ResponsesAnswer(BaseAnswer):
         self._take(delta)
         return _encode(self._items.items)
 
-    def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
+    def body(self, choices: list[bytes], usage: TokenCounts) -> list[bytes]:
         """Returns the whole response as JSON."""
-        return [
-            _encode(
-                {
-                    **self._response(),
-                    "output": msgspec.Raw(choices[0]),
-                    "usage": self._counts(usage),
-                }
-            )
-        ]
+        return [_encode(self._response(output=msgspec.Raw(choices[0]), usage=self._counts(usage)))]
 
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
@@ -78,16 +79,16 @@ class ResponsesAnswer(BaseAnswer):
             ]
         return self._told([*begin, *self._take(delta)])
 
-    def last(self, usage: dict[str, Any]) -> bytes:
+    def last(self, usage: TokenCounts) -> bytes:
         """Returns the last event, which has the whole response."""
-        whole = {**self._response(), "output": self._items.items, "usage": self._counts(usage)}
+        whole = self._response(output=self._items.items, usage=self._counts(usage))
         return self._told([(self._status, {"response": whole})])
 
     def error_event(self, error: PenstockError) -> bytes:
         """Returns the last event of a response that ends in an error."""
-        told = msgspec.json.decode(body_of(error))["error"]
+        told = fields_of(error)
         return self._event_bytes(
-            "error", {name: told[name] for name in ("code", "message", "param")}
+            "error", {"code": told.code, "message": told.message, "param": told.param}
         )
 
     def _take(self, delta: Delta) -> list[Event]:
@@ -102,53 +103,46 @@ class ResponsesAnswer(BaseAnswer):
             if not self._items.items:
                 events += self._items.take(AnswerPiece("content", ""))
             if delta.weights_version is not None:
-                self._stamp = {"weights_version": delta.weights_version}
+                self._weights = delta.weights_version
             self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
             self._why = "abort" if delta.finish_reason == "abort" else "max_output_tokens"
             events += self._items.close(self._status)
         return events
 
-    def _response(self) -> dict[str, Any]:
-        """Returns the response object without its output and token counts."""
+    def _response(self, **end: Any) -> Response:
+        """Returns the response object. end: its output and token counts, once there are some."""
         sampling, cut = self._call.sampling, self._status == "incomplete"
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self._created,
-            "status": self._status,
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": self._why} if cut else None,
-            "model": self._model,
+        return Response(
+            id=self.id,
+            created_at=self.created,
+            status=self._status,
+            incomplete_details=IncompleteDetails(self._why) if cut else None,
+            model=self.model,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            weights_version=self._weights,
             **(self._call.asked or {}),
-            "output": [],
-            "previous_response_id": None,
-            "service_tier": "default",
-            "store": False,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "truncation": "disabled",
-            "usage": None,
-            **self._stamp,
-        }
+            **end,
+        )
 
-    def _counts(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def _counts(self, usage: TokenCounts) -> ResponseUsage:
         thought = 0
         if self._tokenizer is not None and (end := self._reader.thought_length):
             skip = self._call.sampling.skip_special_tokens
             thought = self._tokenizer.tokens_until(self._tokens, end, skip_special_tokens=skip)
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": usage["total_tokens"],
-        }
+        assert usage.prompt_tokens_details is not UNSET
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            OutputDetails(thought),
+            usage.total_tokens,
+        )
 
     def _told(self, events: Sequence[Event]) -> bytes:
         return b"".join(self._event_bytes(f"response.{name}", said) for name, said in events)
 
     def _event_bytes(self, kind: str, said: dict[str, Any]) -> bytes:
-        data = _encode({"type": kind, "sequence_number": self._number, **said})
+        data = _encode(ResponseEvent(type=kind, sequence_number=self._number, **said))
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

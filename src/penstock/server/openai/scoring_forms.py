@@ -24,30 +24,9 @@ from penstock.server.openai.prompt_ids import (
     check_id,
     completion_prompts,
 )
-from penstock.server.openai.tool_forms import Json
 from penstock.server.openai.unsupported_fields import COMPLETION, sift
 
-_POLICIES = {name: COMPLETION[name] for name in ("priority", "request_id", "user")}
-
-
-_FLAG: Json = {"type": "boolean"}
-_TEXT: Json = {"type": "string"}
-_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-SCORING_SCHEMA: Json = {
-    "type": "object",
-    "required": ["query", "items", "label_token_ids"],
-    "properties": {
-        "model": _TEXT,
-        "query": {"anyOf": [_TEXT, _IDS]},
-        "items": {
-            "anyOf": [{"type": "array", "items": each, "minItems": 1} for each in (_TEXT, _IDS)]
-        },
-        "label_token_ids": {**_IDS, "maxItems": MAX_LOGPROBS, "uniqueItems": True},
-        "apply_softmax": _FLAG,
-        "item_first": _FLAG,
-        "add_special_tokens": _FLAG,
-    },
-}
+POLICIES = {name: COMPLETION[name] for name in ("priority", "request_id", "user")}
 
 
 class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +53,7 @@ class ScoringForm(CompletionForm, kw_only=True):
 
 def read_scoring(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ScoringForm:
     """Parses the body of POST /generative_scoring. Raises HttpError."""
-    raw = sift(read_object(body, limits), ScoringBody.__struct_fields__, _POLICIES)
+    raw = sift(read_object(body, limits), ScoringBody.__struct_fields__, POLICIES)
     for name in ("query", "items", "label_token_ids"):
         if name not in raw:
             raise HttpError(f"{name} is missing: send query, items and label_token_ids", param=name)

@@ -93,7 +93,12 @@ def alone(model: dict[str, Any]) -> Samples:
     return drive_each_alone(tiny_runner(**model))
 
 
-@pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, False), (1, True), (3, True)])
+@pytest.mark.parametrize(
+    ("model", "ahead", "tight"),
+    [("toy", 0, False), ("toy", 1, True)]
+    + [(name, 3, tight) for name in MODELS for tight in (False, True)],
+    indirect=["model"],
+)
 def test_samples_are_what_they_are_alone(
     model: dict[str, Any], alone: Samples, ahead: int, tight: bool
 ) -> None:

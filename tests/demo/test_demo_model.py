@@ -1,7 +1,7 @@
 """The demo model as it is shipped: what `transformers` makes of it, and what the engine measures
 with it.
 
-The bounds on pass@k are those of a real draw: 384 samples through the engine, against the same
+The bounds on pass@k are those of a real draw: 192 samples through the engine, against the same
 prompts sampled with the training's own plain model.
 """
 
@@ -23,7 +23,7 @@ from penstock.demo import model_folder
 
 pytestmark = pytest.mark.torch
 
-PROBLEMS, SAMPLES = 24, 16
+PROBLEMS, SAMPLES = 24, 8
 # python scripts/demo/measure.py --limit 24 --n 64, on a CPU: 0.6706; its deviation is 0.009
 PLAIN_PASS_AT_1 = 0.67
 
@@ -58,7 +58,7 @@ def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutp
 
 def test_repeated_sampling_finds_more(answers: list[RequestOutput]) -> None:
     curve = [
-        sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16)
+        sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, SAMPLES)
     ]
     assert curve == sorted(curve)
     assert curve[-1] > curve[0] + 0.15

@@ -82,8 +82,8 @@ def test_no_foreign_token_by_experts(experts: Path, knobs: dict[str, object]) ->
 
 
 def nothing_foreign(folder: Path, knobs: dict[str, object]) -> None:
-    """Few blocks, rows preempted all the time, one request in six cancelled on the way."""
-    flock = Flock.of(70, seed=1)
+    """Few blocks, rows preempted all the time, one request in three cancelled on the way."""
+    flock = Flock.of(40, seed=1, leaving=0.3)
     with LLM(str(folder), **(KNOBS | {"kv_cache_tokens": 2000, "preempt_every": 4} | knobs)) as llm:
         flock.fly(llm)
         stats = llm.stats()

@@ -82,8 +82,8 @@ def alone(model: dict[str, Any]) -> Samples:
 
 @pytest.mark.parametrize(
     ("model", "ahead", "tight"),
-    [("as much", 0, False), ("half", 1, True), ("half, eight bits", 2, True), ("twice", 2, True)],
-    indirect=["model"],
+    [("half", 1, True), ("as much", 0, False), ("half, eight bits", 2, True), ("twice", 2, True)],
+    indirect=["model"],  # the first is that of the ranks' test too: its samples are driven once
 )
 def test_samples_are_what_they_are_alone(
     alone: Samples, model: dict[str, Any], ahead: int, tight: bool
@@ -110,7 +110,8 @@ def test_two_ranks_give_the_samples_of_one(
     assert all(runner.layer_pages is not None for runner in runners)
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
-    assert drive(engine, requests(), threads, together=5) == alone
+    found = drive(engine, requests()[:7], threads, together=5)  # one of them is constrained
+    assert found == {key: alone[key] for key in alone if key[0] < 7}
     for runner in runners:
         runner.close()
 

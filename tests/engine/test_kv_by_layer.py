@@ -90,7 +90,7 @@ def twin(folder: Path) -> Twin:
 @pytest.fixture(scope="module")
 def params() -> list[SamplingParams]:
     """Greedy and drawn; the second forks."""
-    plain = {"max_tokens": 24, "ignore_eos": True, "detokenize": False}
+    plain = {"max_tokens": 17, "ignore_eos": True, "detokenize": False}
     return [
         SamplingParams(temperature=0.8 * (k % 2), seed=k, n=2 if k == 1 else 1, **plain)
         for k in range(5)

@@ -93,7 +93,12 @@ def alone(model: dict[str, Any]) -> Samples:
     return drive_each_alone(tiny_runner(**model))
 
 
-@pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, False), (1, True), (3, True)])
+@pytest.mark.parametrize(
+    ("model", "ahead", "tight"),
+    [("toy", 0, False), ("toy", 1, True)]
+    + [(name, 3, tight) for name in MODELS for tight in (False, True)],
+    indirect=["model"],
+)
 def test_samples_are_what_they_are_alone(
     model: dict[str, Any], alone: Samples, ahead: int, tight: bool
 ) -> None:
@@ -130,7 +135,8 @@ def test_two_ranks_give_the_samples_of_one(
     assert twice == tiny_model(**model).slot_bytes
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
-    assert drive(engine, requests(), threads, together=5) == alone
+    found = drive(engine, requests()[:7], threads, together=5)  # one of them is constrained
+    assert found == {key: alone[key] for key in alone if key[0] < 7}
     for runner in runners:
         runner.close()
 

@@ -96,7 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
         "knobs": {"max_num_seqs": 2200, "kv_cache_tokens": 77_008, "max_model_len": 460},
         "every": 9,
     },
-    "eight bits": {"shape": LLAMA, "knobs": {"max_num_seqs": 1300, **EIGHT}},
+    "eight bits": {"shape": LLAMA, "knobs": {"max_num_seqs": 1300, **EIGHT}, "every": 5},
     "odd, in groups": {
         "shape": ODD,
         "knobs": {"max_num_seqs": 300, "quantization": "int4", "kv_cache_dtype": "fp8"},
@@ -107,7 +107,11 @@ CASES: dict[str, dict[str, Any]] = {
         "knobs": {"max_num_seqs": 300, "quantization": "int4", "prefix_groups": "always"},
     },
     "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
-    "wide heads": {"shape": WINDOWS | {"head_dim": 256}, "knobs": {"max_num_seqs": 600}},
+    "wide heads": {
+        "shape": WINDOWS | {"head_dim": 256},
+        "knobs": {"max_num_seqs": 600},
+        "every": 7,
+    },
     "norms behind": {"shape": BEHIND, "knobs": {"max_num_seqs": 20}},
     "latent vectors": {"shape": LATENT, "knobs": {"max_num_seqs": 300}},
     "latent vectors, few tokens a step": {

@@ -29,6 +29,7 @@ FULL = {
     "window": 60.0,
     "enough": 1000,
 }
+EDITION_WINDOW, EDITION_STARTS = 20.0, 2  # least values of the edition's method
 
 # Control characters other than line ends and tabs; marks that turn or hide the text around them;
 # separators that some readers take for a new line.
@@ -144,6 +145,20 @@ class ClientInfo(RecordForm):
     ceiling_requests: Rate | None = None
 
 
+class Edition(RecordForm):
+    """The term of the edition's method for another machine of the kind: half of the 95 % interval
+    of one machine's figure, in logarithms. gpu: where the GPU decided. host: where the host did, or
+    nobody knows. measured: what the term was measured from."""
+
+    gpu: Annotated[float, Field(gt=0, le=10)]
+    host: Annotated[float, Field(gt=0, le=10)]
+    measured: Line
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.gpu, self.host
+
+
 class Method(RecordForm):
     warm_up: Time
     window: Time  # length of the longest measurement window of any load level
@@ -158,6 +173,9 @@ class Method(RecordForm):
     short: bool
     # dollars per hour of the whole machine
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    # the edition's method: two starts, windows of 20 s, and intervals that are shown with a term
+    # for another machine. None: another method
+    edition: Edition | None = None
 
 
 class Interval(RecordForm):
@@ -218,6 +236,17 @@ class ClientHealth(RecordForm):
     short: bool
 
 
+class BoardPower(RecordForm):
+    """Power of the server's GPUs during the measurement window, all boards together. busy: the
+    share of the time in which kernels ran, mean of the GPUs. joules_per_token: of output tokens;
+    its interval is the output rate's."""
+
+    watts: Annotated[float, Field(ge=0, le=1e7)]
+    busy: Share
+    joules_per_token: Interval | None
+    readings: Count
+
+
 class Sample(RecordForm):
     """Times of requests drawn evenly from the window; entry i of all columns is the same request. A
     failed request has end_to_end -1."""
@@ -250,6 +279,7 @@ class Point(RecordForm):
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
+    board: BoardPower | None = None  # None: power was not measured
     # reasons to read the load level with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample

@@ -64,6 +64,13 @@ def bench_run(
     short: Annotated[
         bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")
     ] = False,
+    edition: Annotated[
+        bool,
+        typer.Option(
+            help="The almanac's short method: two starts shared by all shapes, windows of 20 s, at"
+            " most 8 minutes a shape."
+        ),
+    ] = False,
     full: Annotated[
         bool, typer.Option(help="The whole method, whatever it takes: three starts, 1,000 at once.")
     ] = False,
@@ -230,15 +237,27 @@ def _ceiling(processes: int) -> Rung | None:
 def _settings(given: dict[str, Any], shapes: int) -> Settings:
     from dataclasses import fields, replace
 
-    from penstock.bench.point_planner import SHORT, Settings, within
+    from penstock.bench.point_planner import EDITION, SHORT, Settings, within
     from penstock.errors import UsageError
 
-    if given["short"] and given["full"]:
-        raise UsageError("--short and --full are two things: give one", param="short")
-    minutes = given["minutes"] or (None if given["short"] or given["full"] else MINUTES)
+    methods = [name for name in ("short", "full", "edition") if given[name]]
+    if len(methods) > 1:
+        raise UsageError(
+            f"--{methods[0]} and --{methods[1]} are two things: give one", param=methods[0]
+        )
+    if given["edition"] and (given["url"] or given["minutes"]):
+        raise UsageError(
+            "--edition starts the engine twice and has its own time: give --engine, and no"
+            " --minutes",
+            param="edition",
+        )
+    minutes = given["minutes"] or (None if methods else MINUTES)
     budget = 60 * minutes / shapes if minutes else None
-    usual = SHORT if given["short"] else Settings() if given["full"] else within(budget or 0.0)
-    names = {each.name for each in fields(Settings)}
+    usual = {"short": SHORT, "full": Settings(), "edition": EDITION}.get(
+        methods[0] if methods else ""
+    ) or within(budget or 0.0)
+    budget = budget or usual.budget
+    names = {each.name for each in fields(Settings)} - {"edition"}
     said = {name: value for name, value in given.items() if name in names and value is not None}
     if given["goal"]:
         said["goals"] = _goals(given["goal"])

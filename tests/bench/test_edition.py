@@ -224,3 +224,30 @@ def test_samples_of_a_folder_without_power_stay_as_they_were(tmp_path: Path) -> 
     write_parquet(open_loop(), tmp_path / "a.parquet")
     write_parquet(open_loop(), tmp_path / "b.parquet", {})
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+# --- drafts
+
+
+class Metrics:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get(self, path: str) -> str:
+        assert path == "/metrics"
+        return self.text
+
+
+def test_accepted_drafts_are_the_difference_of_two_counters() -> None:
+    from penstock.bench.draft_counters import accepted, read_counters
+
+    names = ["e:accepted_total", "e:drafts_total"]
+
+    def counted(text: str) -> list[float] | None:
+        return read_counters(Metrics(text), names)  # type: ignore[arg-type]
+
+    text = '# HELP\ne:accepted_total{m="a"} 3\ne:accepted_total{m="b"} 1.0\ne:drafts_total 2\n'
+    before, after = counted(text), counted("e:accepted_total 13\ne:drafts_total 5.0\n")
+    assert before == [4.0, 2.0] and accepted(before, after) == 3.0
+    assert counted("e:drafts_total 5") is None and read_counters(None, names) is None
+    assert accepted(before, before) is None and accepted(None, after) is None

@@ -22,6 +22,7 @@ from penstock.almanac.record import (
     LATE,
     LATE_SHARE,
     SAMPLE_ROWS,
+    WRONG_KL,
     Figures,
     Point,
     Record,
@@ -79,6 +80,9 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
             )
         if not method.short:
             yield "method.short: is false, but an edition is below the whole method"
+    told = record.answers
+    if told is not None and told.wrong != (told.kl > WRONG_KL):
+        yield f"answers.wrong: {told.wrong}, at a divergence of {told.kl} where {WRONG_KL} is wrong"
     names = [point.name for point in record.points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"points: {twice[0]} stands there twice"

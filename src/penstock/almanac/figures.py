@@ -55,6 +55,7 @@ def point_of(
     sharing: bool = False,
     edition: Edition | None = None,
     board: Sequence[Reading] = (),
+    accepted_drafts: float | None = None,
 ) -> Point:
     """Derives the load level `name`; samples of other load levels are ignored.
 
@@ -64,7 +65,7 @@ def point_of(
     request. marks: marks that only the caller knows ("text prompts"). sharing: prompts share a
     beginning on purpose, so cached tokens are expected. edition: the edition's term, whose method
     takes the place of what differs between starts: two of them say little. board: readings of power
-    of all load levels.
+    of all load levels. accepted_drafts: as the engine counted them.
 
     Raises RecordError when the samples have no such load level, or no request in its window.
     """
@@ -109,6 +110,7 @@ def point_of(
         else [],
         client=look,
         board=power,
+        accepted_drafts=accepted_drafts,
         marks=_marks(counted, kind, window, figures, worth, look, sharing, marks)
         + (["starts differ"] if _differ(samples, window, away) else []),
         sample=_sample(counted, dice),

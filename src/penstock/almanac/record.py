@@ -29,6 +29,7 @@ FULL = {
     "window": 60.0,
     "enough": 1000,
 }
+WRONG_KL = 0.5  # nats, mean of all positions, above which an engine answers wrongly
 EDITION_WINDOW, EDITION_STARTS = 20.0, 2  # least values of the edition's method
 
 # Control characters other than line ends and tabs; marks that turn or hide the text around them;
@@ -280,6 +281,8 @@ class Point(RecordForm):
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
     board: BoardPower | None = None  # None: power was not measured
+    # accepted tokens of a draft, mean of all steps that had one; None: nothing was drafted
+    accepted_drafts: Annotated[float, Field(ge=0, le=1e6)] | None = None
     # reasons to read the load level with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample
@@ -305,6 +308,25 @@ class PointFailure(RecordForm):
     log: Text
 
 
+class Answers(RecordForm):
+    """Whether the engine answers rightly: its top-20 logprobs against those of transformers in
+    float32, of a small checkpoint, up to the first other token of each answer. reference: checksum
+    of the reference's file. flags: of the server that was asked. agree: share of all tokens that
+    were the reference's. kl: mean divergence in nats; kl_most: the greatest. wrong: kl is above
+    WRONG_KL, so that the record is ranked last."""
+
+    model: Word
+    reference: Hash
+    engine: Word  # name and version
+    flags: list[Line] = Field(max_length=200)
+    prompts: Annotated[int, Field(ge=1, le=10**6)]
+    positions: Annotated[int, Field(ge=1, le=10**9)]
+    agree: Share
+    kl: Annotated[float, Field(ge=0, le=1e6)]
+    kl_most: Annotated[float, Field(ge=0, le=1e6)]
+    wrong: bool
+
+
 class Raw(RecordForm):
     """The Parquet file (see samples.py) from which every number was derived."""
 
@@ -325,3 +347,4 @@ class Record(RecordForm):
     points: list[Point] = Field(max_length=200)
     failures: list[PointFailure] = Field(max_length=200)
     raw: Raw | None
+    answers: Answers | None = None  # None: nobody compared its answers

@@ -162,6 +162,7 @@ def _again(record: Record, samples: Samples, point: Point, board: Sequence[Readi
         sharing=record.shape.kind != "exact",
         edition=record.method.edition,
         board=board,
+        accepted_drafts=point.accepted_drafts,
     )
 
 

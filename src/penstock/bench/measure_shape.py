@@ -22,6 +22,7 @@ from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
 from penstock.bench.board_sampler import BoardSampler
+from penstock.bench.draft_counters import accepted, read_counters
 from penstock.bench.endpoint import Endpoint, target_of
 from penstock.bench.point_planner import (
     CLOSED,
@@ -164,13 +165,19 @@ class ShapeRun:
         load = load_of(plan, self._settings.stall, self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
+        names = self._run.subject.peer.drafts if self._run.subject.peer else []
+        before = read_counters(server, names)
         samples, seen = self._load(target, load, plan.name, plan.start, watch)
         if (wrong := self._wrong(plan, samples, seen, target, server, watch.silence)) is not None:
             return self.fail(plan, *wrong, server.tail() if server else "", samples)
         ceiling = self._run.ceiling
         look = seen.look(ceiling.events, ceiling.requests) if ceiling else seen.look(None, None)
         self.folder.add(
-            MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look),
+            MeasuredPoint(
+                result_of(plan, samples, self._settings.goals, self._took()),
+                look,
+                accepted(before, read_counters(server, names)),
+            ),
             samples,
             self._board.since(seen.begin, plan.name, plan.start) if self._board else (),
         )
@@ -301,7 +308,7 @@ def measure_together(run: RunSpec, shapes: Sequence[ShapeRun]) -> None:
         log = now[0].folder.new_log()
         with ExitStack() as stack, WorkerPool() as pool:
             try:
-                target, server = stack.enter_context(_serving(run.subject, log))
+                target, server = stack.enter_context(serving(run.subject, log))
             except EngineError as error:
                 for shape in now:
                     shape.fail(None, "did not start", str(error), tail_of(log))
@@ -386,7 +393,7 @@ def kind_of(outcome: str, message: str) -> Kind:
 
 
 @contextmanager
-def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
+def serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
     """Yields the server under test: one that is started and ended here,
     or one that runs already."""
     peer = subject.peer

@@ -34,11 +34,12 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A load level measured on one server start: its result for the planner, and the client's own
-    measurements."""
+    """A load level measured on one server start: its result for the planner, the client's own
+    measurements, and the draft tokens that the engine accepted a step."""
 
     result: PointResult
     look: ClientHealth
+    accepted_drafts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,13 @@ def print_table(record: Record, out: TextIO) -> None:
         print(
             f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out
         )
+    if (answers := record.answers) is not None:
+        print(
+            f"answers {'wrongly: ranked last' if answers.wrong else 'rightly'}: divergence"
+            f" {answers.kl:.3g} nats from transformers in float32, {answers.agree:.1%} of tokens"
+            " alike",
+            file=out,
+        )
     if record.method.edition is not None:
         print(EDITION_RUN.format(*map(_percent, record.method.edition.ends)), file=out)
     elif record.method.short:

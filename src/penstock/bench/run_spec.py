@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
-from penstock.almanac.record import MachineInfo
+from penstock.almanac.record import Answers, MachineInfo
 from penstock.bench.calibrate import Rung
 from penstock.bench.peers import Peer
 from penstock.bench.point_planner import Settings
@@ -61,6 +61,7 @@ class RunSpec:
     """The arguments of `bench run`. machine: the server's machine. ceiling: the client's calibrated
     limits (calibrate.py); None: not calibrated. price: dollars an hour of the machine.
     configuration: a name for the set of options. commit: the last commit of the measuring sources.
+    answers: how right the engine's answers are; None: not measured.
     """
 
     subject: ServerSpec
@@ -74,6 +75,7 @@ class RunSpec:
     price: float | None = None
     configuration: str = "default"
     commit: str | None = None
+    answers: Answers | None = None
 
     @property
     def short(self) -> bool:

@@ -98,6 +98,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
         points=points,
         failures=[one.failure for one in folder.state.failures],
         raw=raw,
+        answers=run.answers,
     )
     folder.write("record.json", record.model_dump_json(by_alias=True, indent=1))
     return record
@@ -112,6 +113,7 @@ def _point(
 ) -> Point:
     """Makes one load level of the benchmark record from all server starts that measured it."""
     plan = starts[0].result.plan
+    drafted = [one.accepted_drafts for one in starts if one.accepted_drafts is not None]
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
     marks = ["text prompts"] if _prompts(run.subject, work) == "text" else []
@@ -127,6 +129,7 @@ def _point(
         opens=plan.opens if steady else None,
         goals=run.settings.goals,
         look=worst([one.look for one in starts]),
+        accepted_drafts=float(f"{sum(drafted) / len(drafted):.6g}") if drafted else None,
         marks=marks,
         sharing=work.kind != "exact",
         **more,

@@ -14,8 +14,10 @@ import typer
 from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
 if TYPE_CHECKING:
+    from penstock.almanac.record import Answers
     from penstock.bench.calibrate import Rung
     from penstock.bench.point_planner import Settings
+    from penstock.bench.run_spec import ServerSpec
 from penstock.cli.bench_subject import subject_of, words_of
 
 bench_app = typer.Typer(
@@ -158,6 +160,9 @@ def bench_run(
     price: Annotated[
         float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
     ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="What `bench answers` measured of this engine and version.")
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(help="Client processes. Left out: a quarter of the cores.", min=1, max=1024),
@@ -215,8 +220,28 @@ def _run(given: dict[str, Any]) -> None:
             configuration=given["configuration"]
             or ("tuned" if given["options"] or given["env"] else "default"),
             commit=commit(),
+            answers=_answers_of(given["answers"], subject),
         )
     )
+
+
+def _answers_of(path: Path | None, subject: ServerSpec) -> Answers | None:
+    """Returns the answers to put into the record. Raises UsageError for those of another engine or
+    version."""
+    from penstock.bench.answer_check import read_answers
+    from penstock.bench.write_record import word
+    from penstock.errors import UsageError
+
+    if path is None:
+        return None
+    told = read_answers(path)
+    name = word(f"{subject.peer.name if subject.peer else subject.engine} {subject.version}")
+    if told.engine != name:
+        raise UsageError(
+            f"{path} is of {told.engine}, and {name} is measured: `penstock bench answers` asks it",
+            param="answers",
+        )
+    return told
 
 
 def _processes() -> int:

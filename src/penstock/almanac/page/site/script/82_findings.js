@@ -32,8 +32,33 @@ function gathered(heads, key) {
 
 /** All findings: {title, text, heads, rows}. */
 function findings(heads) {
-  const measured = heads.filter((head) => head.peak);
-  return [tokensMoved(measured), whoLeads(measured), goalsCost(measured), tuningPays(measured), samplesShare(measured), whatFails(heads), whoWasShort(heads)].filter(Boolean);
+  const measured = heads.filter((head) => head.peak && !head.wrong);
+  return [releases(measured), tokensMoved(measured), whoLeads(measured), goalsCost(measured), tuningPays(measured), samplesShare(measured), whatFails(heads), whoAnswersWrongly(heads), whoWasShort(heads)].filter(Boolean);
+}
+
+/** What each release gained or lost over the one measured before it, with the same configuration's name. */
+function releases(heads) {
+  const rows = [];
+  const of = new Map();
+  for (const head of heads) of.set(sameBut(head, "version"), [...(of.get(sameBut(head, "version")) ?? []), head]);
+  for (const group of of.values()) {
+    const newestOf = new Map([...group].sort((a, b) => (a.when < b.when ? -1 : 1)).map((head) => [head.version, head]));
+    const ordered = [...newestOf.values()];
+    ordered.slice(1).forEach((head, at) => {
+      const ratio = ratioOfKnown(head.tokens, ordered[at].tokens);
+      if (ratio) rows.push([headName(head), headName(ordered[at]), head.model, head.machine, workName(head), interval(head.tokens), interval(ordered[at].tokens), interval(ratio)]);
+    });
+  }
+  if (!rows.length) return null;
+  return { title: "What a release changed", text: `${plural(rows.length, "pair")} of releases ${rows.length === 1 ? "was" : "were"} measured at the same model, machine and lengths.`,
+    caption: "A release against the one before", heads: ["Release", "Before", "Model", "Machine", "Lengths", "Output tokens/s", "Before", "Ratio"], rows };
+}
+
+function whoAnswersWrongly(heads) {
+  const wrong = heads.filter((head) => head.wrong);
+  if (!wrong.length) return null;
+  return { title: "Who answers wrongly", text: `${plural(wrong.length, "run")} ${wrong.length === 1 ? "is" : "are"} of engines whose logprobs are far from those of transformers in float32. They are ranked last, and in no other finding.`,
+    caption: "Runs of engines that answer wrongly", heads: ["Engine", "Model", "Machine", "Lengths"], rows: wrong.map((head) => [subjectLink(head), head.model, head.machine, workName(head)]) };
 }
 
 /** The ratio of two highest rates, null where one of them is only a lower bound. */

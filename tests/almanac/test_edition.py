@@ -74,6 +74,8 @@ def test_starts_that_differ_by_more_than_machines_do_are_marked(rate: float, dif
     both = join([open_loop(rate=20.0, start=0), open_loop(rate=rate, start=1)])
     made = point(both, seconds=120.0, edition=spread.EDITION)
     assert ("starts differ" in made.marks) is differ
+    again = point(both, seconds=120.0, edition=spread.EDITION, marks=made.marks)
+    assert again.marks == made.marks  # derived again, a mark stands once
     assert "starts differ" not in point(both, seconds=120.0).marks
 
 

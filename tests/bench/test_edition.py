@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shlex
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +35,7 @@ from penstock.bench.point_planner import (
 from penstock.bench.runs import run_all
 from penstock.bench.workload import workload
 from penstock.cli.root import app
-from penstock.errors import EngineError
+from penstock.errors import EngineError, UsageError
 
 
 def result(plan: PointPlan, most: float, slow: float) -> PointResult:
@@ -251,3 +255,104 @@ def test_accepted_drafts_are_the_difference_of_two_counters() -> None:
     assert before == [4.0, 2.0] and accepted(before, after) == 3.0
     assert counted("e:drafts_total 5") is None and read_counters(None, names) is None
     assert accepted(before, before) is None and accepted(None, after) is None
+
+
+# --- machines, and the script of an edition
+
+
+def on(run: Any, identity: str | None) -> Any:
+    return replace(run, machine=run.machine.model_copy(update={"identity": identity}))
+
+
+def test_a_run_goes_on_on_another_machine_only_where_its_record_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.bench import measure_shape
+
+    run = run_of(tmp_path, settings=replace(QUICK, edition=True, starts=2))
+    whole = measure_shape.next_plan
+
+    def only(start: int) -> Any:
+        def told(settings: Any, found: Any) -> PointPlan | None:
+            plan = whole(settings, found)
+            return plan if plan is not None and plan.start <= start else None
+
+        return told
+
+    monkeypatch.setattr(measure_shape, "next_plan", only(0))
+    run_all(on(run, "gpu-one"))
+    monkeypatch.setattr(measure_shape, "next_plan", whole)
+    with pytest.raises(UsageError, match="was begun on gpu-one, and this machine has no name"):
+        run_all(on(run, None))
+    (record,) = run_all(on(run, "gpu-two"))
+    assert record.machine.identity == "gpu-one"
+    assert record.method.machines == ["gpu-one", "gpu-two"]
+    assert validate(tmp_path / "8x4" / "record.json", tmp_path / "8x4" / "raw.parquet") == record
+
+
+def test_a_start_that_another_machine_began_is_not_gone_on_with(tmp_path: Path) -> None:
+    from penstock.bench.run_folder import RunFolder
+    from penstock.bench.run_spec import fingerprint
+
+    run = run_of(tmp_path)
+    folder = RunFolder(tmp_path / "8x4", fingerprint(run, workload("8x4")))
+    folder.on_machine(0, "gpu-one")
+    folder.close()
+    with pytest.raises(
+        UsageError, match=r"start 0 in .* begun on gpu-one, and this machine is gpu-two"
+    ):
+        run_all(on(run, "gpu-two"))
+
+
+def test_a_machines_name_is_a_checksum_of_its_gpus_or_of_its_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.bench import machine_probe
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine_probe, "SYSTEM_ID", tmp_path / "machine-id")
+    assert machine_probe.identity() is None
+    (tmp_path / "machine-id").write_text("0123\n")
+    system = machine_probe.identity()
+    assert system is not None and system.startswith("host-") and "0123" not in system
+    ids = [f"GPU-{at}1e0a8d4-3c0d-4f6e-9b0a-0123456789ab" for at in range(2)]
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nprintf '{ids[1]}\\n{ids[0]}\\n'\n")
+    smi.chmod(0o755)
+    both = machine_probe.identity()
+    smi.write_text(f"#!/bin/sh\nprintf '{ids[0]}\\n{ids[1]}\\n'\n")
+    assert both == machine_probe.identity() and both is not None and both.startswith("gpu-")
+
+
+def test_what_an_installation_lacks_stands_in_the_record(tmp_path: Path) -> None:
+    (record,) = run_all(run_of(tmp_path, lacks=("FlashInfer", "DeepGEMM")))
+    assert record.engine.lacks == ["FlashInfer", "DeepGEMM"]
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "edition.sh"
+
+
+def test_the_script_prints_commands_that_the_command_line_reads(tmp_path: Path) -> None:
+    words = ["bash", str(SCRIPT), "--print", str(tmp_path / "out"), "llama-3.2-1b", "qwen3-30b-a3b"]
+    environment = {**os.environ, "REFERENCE": "ref.json", "PRICE": "3.5", "PYTHON": sys.executable}
+    told = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0 and not (tmp_path / "out").exists()
+    commands = [shlex.split(line) for line in told.stdout.splitlines()]
+    runs = [each for each in commands if each[3:5] == ["bench", "run"]]
+    names = {each[each.index("--configuration") + 1] for each in runs}
+    assert len(runs) == 10 and names == {"default", "batch", "fa3", "triton"}
+    reads = CliRunner()
+    for each in commands:
+        if each[1] == "-m":
+            # refused for what is not here, not for how it is written
+            said = reads.invoke(app, [*each[3:], "--seed", "x"] if each[4] == "run" else each[3:])
+            assert "--seed" in said.output or "ref.json is no reference" in said.output
+    shapes = [word for word in runs[0] if word.startswith("--shape=")]
+    assert shapes == [
+        f"--shape={each}" for each in ("128x1024", "1024x128", "1000x1000", "monkeys")
+    ]
+
+
+def test_the_script_says_what_it_does_where_nothing_is_asked() -> None:
+    told = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 2 and "scripts/edition.sh [--print] OUT" in told.stderr

@@ -88,6 +88,7 @@ def point_of(
     figures = _figures(samples, counted.of(complete), window, dice)
     power = board_of([each for each in board if each.point == name], window, figures.output_rate)
     away = apart(edition, power.busy if power else None)
+    differ = ["starts differ"] if _differ(samples, window, away) else []
     return Point(
         name=name,
         kind=kind,
@@ -111,8 +112,7 @@ def point_of(
         client=look,
         board=power,
         accepted_drafts=accepted_drafts,
-        marks=_marks(counted, kind, window, figures, worth, look, sharing, marks)
-        + (["starts differ"] if _differ(samples, window, away) else []),
+        marks=_marks(counted, kind, window, figures, worth, look, sharing, [*marks, *differ]),
         sample=_sample(counted, dice),
     )
 

@@ -84,6 +84,8 @@ class EngineInfo(RecordForm):
     commit: Word | None = None
     command: Line
     configuration: Configuration
+    # optional parts that this installation of the engine did not have, such as FlashInfer
+    lacks: list[Word] = Field(default=[], max_length=20)
 
 
 class ModelInfo(RecordForm):
@@ -111,6 +113,8 @@ class MachineInfo(RecordForm):
     memory_mib: Count
     system: Line
     python: Word
+    # a name that no other machine has: a checksum of its GPUs' or its system's ids. None: unknown
+    identity: Word | None = None
 
     @property
     def cores_told(self) -> str:
@@ -177,6 +181,8 @@ class Method(RecordForm):
     # the edition's method: two starts, windows of 20 s, and intervals that are shown with a term
     # for another machine. None: another method
     edition: Edition | None = None
+    # identities of the machines of all server starts, where they differ
+    machines: list[Word] = Field(default=[], max_length=100)
 
 
 class Interval(RecordForm):

@@ -114,7 +114,23 @@ class ShapeRun:
         self.gone = ""  # if somebody else's server is gone: a line that says how to continue
 
     def check(self) -> None:
-        """Stores a failure if the engine cannot answer requests of this workload shape."""
+        """Stores a failure if the engine cannot answer requests of this workload shape. Raises
+        UsageError where another machine measured a part of the next server start, and where the
+        record could not tell this machine from another one."""
+        known, here = self.folder.state.machines, self._run.machine.identity
+        plan = self.next()
+        if plan is not None and (there := known.get(plan.start, here)) != here:
+            raise UsageError(
+                f"start {plan.start} in {self.folder.path} was begun on {there}, and this machine is"
+                f" {here or 'without a name'}: go on there, or give another --out",
+                param="out",
+            )
+        if plan is not None and known and here is None:
+            raise UsageError(
+                f"{self.folder.path} was begun on {known[min(known)]}, and this machine has no name"
+                " (no GPU's id, no /etc/machine-id): go on there, or give another --out",
+                param="out",
+            )
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
             self.fail(
@@ -181,6 +197,8 @@ class ShapeRun:
             samples,
             self._board.since(seen.begin, plan.name, plan.start) if self._board else (),
         )
+        if self._run.machine.identity is not None:
+            self.folder.on_machine(plan.start, self._run.machine.identity)
         self._settle(samples, target)
         return True
 

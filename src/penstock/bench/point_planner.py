@@ -94,8 +94,9 @@ class Settings:
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
-        """Returns the settings for requests of n samples each."""
-        return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
+        """Returns the settings for requests of n samples each; an edition has more at once."""
+        at_once = max(self.at_once, SAMPLED) if self.edition else self.at_once
+        return self if n == 1 else replace(self, at_once=max(FEWEST, at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
         """Returns True if any setting is below the full method's, so that results are less
@@ -140,6 +141,7 @@ EDITION = Settings(
     budget=450.0,
     edition=True,
 )
+SAMPLED = 4096  # least sequences of an edition's saturation load level with several samples
 # shares of an edition's time that its single and its saturation load level may take in each start
 EDITION_SHARES = {SINGLE: 0.05, SATURATION: 0.27}
 

@@ -53,7 +53,8 @@ class FailedPoint:
 
 class RunState(BaseModel):
     """The content of run.json. opened: how often the folder was opened, this time included; prompts
-    differ each time, so that no cache knows them. points: in the order of measurement."""
+    differ each time, so that no cache knows them. points: in the order of measurement. machines:
+    server start -> identity of the machine that measured it."""
 
     run: str
     when: float
@@ -61,6 +62,7 @@ class RunState(BaseModel):
     opened: int = 0
     points: list[MeasuredPoint] = []
     failures: list[FailedPoint] = []
+    machines: dict[int, str] = {}
 
     @property
     def found(self) -> list[PointResult]:
@@ -131,6 +133,12 @@ class RunFolder:
             write_parquet(samples, self._samples(one), encoded(board))
         self.state.points.append(one)
         self._save()
+
+    def on_machine(self, start: int, identity: str) -> None:
+        """Stores which machine measures a server start."""
+        if self.state.machines.get(start) != identity:
+            self.state.machines[start] = identity
+            self._save()
 
     def _samples(self, one: MeasuredPoint) -> Path:
         return self.path / "points" / f"{one.result.plan.key}.parquet"

@@ -37,6 +37,7 @@ def print_table(record: Record, out: TextIO) -> None:
     failures, and the meaning of the marks."""
     table = Table(box=box.SIMPLE_HEAD, title=title(record), title_justify="left", pad_edge=False)
     goals = [f"< {goal:g} s" for goal in record.method.goals]
+    powered = any(point.board for point in record.points)
     columns = (
         "point",
         "requests/s",
@@ -44,7 +45,7 @@ def print_table(record: Record, out: TextIO) -> None:
         "first p50, p95 ms",
         "per token ms",
         "end s",
-        "W, J/token",
+        *(["W, J/token"] if powered else []),
         *goals,
         "incomplete",
         "",
@@ -73,6 +74,8 @@ def print_table(record: Record, out: TextIO) -> None:
         print(
             f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out
         )
+    if not powered:
+        print("power was not measured", file=out)
     if (answers := record.answers) is not None:
         print(
             f"answers {'wrongly: ranked last' if answers.wrong else 'rightly'}: divergence"
@@ -150,7 +153,7 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
         ),
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
-        _power(point),
+        *([_power(point)] if any(each.board for each in record.points) else []),
         *map(_met, goals),
         str(point.requests - point.complete) if point.requests > point.complete else "",
         " ".join(_letter(at) for at, mark in enumerate(marks) if mark in point.marks),

@@ -33,7 +33,8 @@ class ServerSpec:
     any. version: the engine's version. engine: the engine's name, where there is no peer file.
     options, environment: words and variables for the server beside the peer's own. files: contents
     of files that the options name. cores: cores of a server that the bench starts; empty: any. ids:
-    prompts are token ids below `vocabulary`; otherwise texts, made with `tokenizer`.
+    prompts are token ids below `vocabulary`; otherwise texts, made with `tokenizer`. lacks:
+    optional parts that the engine's installation does not have.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ServerSpec:
     ids: bool = True
     dtype: str | None = None
     random_weights: bool = False
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
     told = {
         "penstock": __version__,
         "commit": run.commit,
-        "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}}),
+        "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}, "identity": True}),
         "python": subject.python,
         "engine": msgspec.structs.asdict(subject.peer) if subject.peer is not None else subject.url,
         "version": subject.version,
@@ -100,6 +102,7 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
         "options": subject.options,
         "environment": subject.environment,
         **({"files": subject.files} if subject.files else {}),
+        **({"lacks": subject.lacks} if subject.lacks else {}),
         "cores": subject.cores,
         "prompts": "ids" if subject.ids else "text",
         "vocabulary": subject.vocabulary,

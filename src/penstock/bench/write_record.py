@@ -91,7 +91,9 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
         when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(folder.state.when)),
         engine=_engine(run),
         model=_model(run.subject),
-        machine=run.machine,
+        machine=run.machine.model_copy(
+            update={"identity": folder.state.machines.get(0, run.machine.identity)}
+        ),
         shape=_shape(run.subject, work),
         client=_client(run),
         method=method,
@@ -170,6 +172,7 @@ def _engine(run: RunSpec) -> EngineInfo:
         name=word(name),
         version=word(subject.version),
         command=line(without_folders(command)),
+        lacks=[word(each) for each in subject.lacks],
         # the commit of this checkout, if the server runs from it too
         commit=(run.commit if name == "penstock" and subject.python == sys.executable else None),
         configuration=Configuration(
@@ -242,6 +245,7 @@ def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
         goals=list(settings.goals),
         short=run.short or fewer or not ended,
         price_per_hour=run.price,
+        machines=names if len(set(names := list(state.machines.values()))) > 1 else [],
         edition=EDITION_TERM if settings.keeps_edition and len(began) >= settings.starts else None,
     )
 

@@ -14,7 +14,7 @@ from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
 BENCH = bench_app  # with `answers`, once this module is imported
 # options of `bench run` that have no meaning here
-LEFT_OUT = ("starts", "server_cores", "text", "tokenizer", "vocabulary", "folder", "dtype")
+LEFT_OUT = ("starts", "server_cores", "text", "tokenizer", "vocabulary", "folder", "dtype", "lacks")
 
 
 @bench_app.command("answers", cls=OneLineCommand)

@@ -160,6 +160,10 @@ def bench_run(
     price: Annotated[
         float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
     ] = None,
+    lacks: Annotated[
+        list[str] | None,
+        typer.Option(help="A part that the engine's installation has not, as FlashInfer; again."),
+    ] = None,
     answers: Annotated[
         Path | None, typer.Option(help="What `bench answers` measured of this engine and version.")
     ] = None,

@@ -253,6 +253,7 @@ def headlines(record: Record) -> dict[str, Any]:
         "run": record.run,
         "when": record.when,
         "brief": 2 if record.method.edition else int(record.method.short),
+        "lacks": ", ".join(record.engine.lacks),
         "wrong": int(record.answers is not None and record.answers.wrong),
         "gpus": record.machine.gpu.count if record.machine.gpu else 0,
         "parameters": record.model.parameters,

@@ -130,7 +130,7 @@ function ownHead(record) {
   const single = record.points.find((point) => point.kind === "single" && !point.client.short);
   return {
     group: -1, yours: true, record, engine: engine.name, version: engine.version, configuration: engine.configuration.name,
-    run: record.run, when: record.when, brief: record.method.edition ? 2 : record.method.short ? 1 : 0, wrong: isWrong(record) ? 1 : 0, gpus: record.machine.gpu?.count ?? 0, parameters: record.model.parameters ?? null, points: record.points.length,
+    run: record.run, when: record.when, brief: record.method.edition ? 2 : record.method.short ? 1 : 0, lacks: (engine.lacks ?? []).join(", "), wrong: isWrong(record) ? 1 : 0, gpus: record.machine.gpu?.count ?? 0, parameters: record.model.parameters ?? null, points: record.points.length,
     short: record.points.filter((point) => point.client.short).length, failures: record.failures.length,
     price: record.method.price_per_hour ?? null, quantile: record.method.quantile,
     model: modelLabel(record), machine: machineLabel(record), kind: shape.kind, input: shape.input, output: shape.output,

@@ -9,6 +9,10 @@ function nameOf(record) {
   return `${engine.name} ${engine.version}${tuned}${record.yours ? " · yours" : ""}${state.older ? ` · ${record.when.slice(0, 10)}` : ""}`;
 }
 
+/** What an engine's installation lacks, beside each of its ratios; null: nothing that is known. */
+const lackText = ({ engine }) => (engine.lacks?.length ? `without ${listed(engine.lacks)}` : null);
+const lacksOf = (...records) => records.filter(lackText).map((record) => ` (${nameOf(record)} ${lackText(record)})`).join("");
+
 /** The same in a legend. */
 const seriesName = (record) => `${nameOf(record)}${isWrong(record) ? " (answers wrongly)" : ""}`;
 
@@ -93,7 +97,8 @@ function standing(best, second) {
   if (!second.rate) return `${noRate(second)}.`;
   const ratio = ratioOf(best.rate, second.rate);
   const name = nameOf(second.record);
-  const words = { more: `${nameOf(best.record)} takes ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
+  const lacks = lacksOf(best.record, second.record);
+  const words = { more: `${nameOf(best.record)} takes ${interval(ratio)} times the rate of ${name}, the next${lacks}.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}${lacks}.` };
   return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
 }
 
@@ -245,6 +250,7 @@ function noteOf(answer) {
     cost ? `${money(cost.tokens)}/M out` : null,
     record.answers ? `${number(record.answers.kl)} nats from float32` : null,
     record.machine.gpu ? (joules ? `${number(joules[0])} J/token` : "power not measured") : null,
+    lackText(record),
     methodText(record.method),
   ].filter(Boolean).join(" · ");
 }

@@ -52,7 +52,7 @@ function comparedWords(left, right, one, two) {
   const said = verdict(ratio);
   if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}.`;
   if (said === "unknown") return `One of the two has no interval on the side that matters, so nothing can be said of the ratio ${number(ratio[0])}.`;
-  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}.`;
+  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}${lacksOf(left.record, right.record)}.`;
 }
 
 function listenToCompare() {

@@ -107,13 +107,14 @@ function whatRan(record) {
   const { gpu } = machine;
   return [
     ["Engine", `${engine.name} ${engine.version}`], ["Commit", engine.commit],
+    ["Its installation lacks", engine.lacks?.length ? listed(engine.lacks) : null],
     ["Configuration", engine.configuration.name],
     ["Flags", engine.configuration.flags.length ? el("ul", { class: "plain" }, engine.configuration.flags.map((flag) => el("li", {}, el("code", { text: flag })))) : "none"],
     ["Environment", Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${value}`).join("  ")],
     ["Model", `${model.name}, ${model.dtype}, ${model.weights} weights${model.parameters ? `, ${number(model.parameters / 1e9)} billion parameters` : ""}`], ["From", model.source],
     ["Shape", `${shape.name}: ${shape.kind}, ${number(shape.input)} in, ${number(shape.output)} out${(shape.n ?? 1) > 1 ? `, ${shape.n} samples` : ""}, temperature ${shape.temperature ?? 0}, prompts as ${shape.prompts}`], ["Data", shape.source],
     ["GPU", gpu ? `${gpu.count} x ${gpu.name}, ${thousands.format(gpu.memory_mib)} MiB` : "none"], ["Driver", gpu?.driver], ["Clocks", gpu?.clocks],
-    ["CPU", `${machine.cpu}, ${coresTold(machine)}, ${thousands.format(machine.memory_mib)} MiB`], ["System", `${machine.system}, Python ${machine.python}`],
+    ["CPU", `${machine.cpu}, ${coresTold(machine)}, ${thousands.format(machine.memory_mib)} MiB`], ["Machine", machine.identity], ["System", `${machine.system}, Python ${machine.python}`],
   ];
 }
 
@@ -132,6 +133,7 @@ function howMeasured(record, point) {
     ["Method", `warm-up ${time(method.warm_up)}, windows up to ${time(method.window)}, ${plural(method.starts, "start")} of the server, ${thousands.format(method.enough)} requests aimed at near a crossing`],
     ["Its term for another machine", method.edition ? `${share(Math.expm1(method.edition.gpu))} where the GPU was busy, ${share(Math.expm1(method.edition.host))} where not or unknown: ${method.edition.measured}` : null],
     ["Right answers", answersText(record)],
+    ["Starts on machines", method.machines?.length ? method.machines.join(", ") : null],
     ["Price stated", (method.price_per_hour ?? null) === null ? null : `${money(method.price_per_hour)} an hour, on ${record.when.slice(0, 10)}`],
     ["Record", el("code", { text: record.file })], ["Run", record.run],
     ["Raw data", record.raw ? el("code", { class: "hash", text: `sha256 ${record.raw.sha256}, ${thousands.format(record.raw.rows)} rows` }) : "none"],

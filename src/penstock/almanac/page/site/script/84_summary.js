@@ -51,8 +51,9 @@ function machineSentence(heads) {
     const range = ratios.length === 1 ? number(ratios[0]) : `${number(ratios[0])} to ${number(ratios[ratios.length - 1])}`;
     return `${first} is ahead of ${second} in ${each.length}, by ${range} times`;
   });
+  const lacking = unique(heads.filter((head) => head.lacks).map((head) => `${head.engine} ${head.version} ran without ${head.lacks}`));
   if (alike.length) parts.push(`in ${alike.length} nobody is surely ahead`);
-  return `${models}: of ${plural(count, "comparison")} of output tokens a second, ${listed(parts)}.`;
+  return `${models}: of ${plural(count, "comparison")} of output tokens a second, ${listed(parts)}.${lacking.length ? ` ${listed(lacking)}.` : ""}`;
 }
 
 /** For each subject the engine with the highest rate, its cost, and the rate that keeps a second for 95 % of requests. */

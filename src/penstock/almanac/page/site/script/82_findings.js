@@ -94,24 +94,28 @@ const KEPT_SHARE = 0.95;
 /** How often each engine has the highest rate, and how often nobody surely has it: each of the others must be surely
     slower, which one that was cut off before its end never is. */
 function whoLeads(heads) {
-  const leads = new Map();
+  const machines = new Map(); // machine -> {gpus, of: comparisons, leads: engine -> how many}
   const rows = [];
-  let same = 0;
   for (const group of gathered(heads, (head) => sameBut(head, "engine", "version", "configuration")).values()) {
     const engines = new Map();
     for (const head of group) if (!engines.has(head.engine) || surest(head.peak, engines.get(head.engine).peak) < 0) engines.set(head.engine, head);
     if (engines.size < 2) continue;
     const [first, ...others] = [...engines.values()].sort((a, b) => surest(a.peak, b.peak));
     const rival = others.find((head) => verdict(ratioOf(first.peak, head.peak)) !== "more");
-    if (rival) same += 1;
-    else leads.set(first.engine, (leads.get(first.engine) ?? 0) + 1);
+    const here = machines.get(first.machine) ?? { gpus: first.gpus, of: 0, leads: new Map() };
+    machines.set(first.machine, { ...here, of: here.of + 1 });
+    if (!rival) here.leads.set(first.engine, (here.leads.get(first.engine) ?? 0) + 1);
     const ratio = ratioOf(first.peak, (rival ?? others[0]).peak);
     rows.push([first.model, first.machine, workName(first), headName(first), headName(rival ?? others[0]), interval(ratio),
       !rival ? "ahead of all" : verdict(ratio) === "same" ? "no significant difference" : "cannot be said"]);
   }
   if (!rows.length) return null;
-  const said = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
-  return { title: "Who reaches the highest rate", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} nobody is surely ahead of all others` : ""}.`,
+  const said = [...machines].sort((a, b) => b[1].gpus - a[1].gpus).map(([machine, { of, leads }]) => {
+    const ahead = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
+    const same = of - [...leads.values()].reduce((sum, count) => sum + count, 0);
+    return `On ${machine}, in ${plural(of, "comparison")}, ${listed([...ahead, same ? `nobody surely in ${same}` : null].filter(Boolean))}.`;
+  });
+  return { title: "Who reaches the highest rate", text: `By a significant difference, with the same model and lengths. ${said.join(" ")}`,
     caption: "The fastest, and the next or the first that may be as fast", heads: ["Model", "Machine", "Lengths", "Fastest", "Against", "Ratio", "So"], rows };
 }
 

@@ -3,9 +3,11 @@ in a real browser."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,30 @@ def test_prices_have_their_date_and_the_reader_changes_them(ask: Any) -> None:
     assert f"at the $3.50 an hour stated on {date}" in reader.text("#answer")
     reader.page.fill("#price", "7")
     reader.wait("#answer", "at your $7.00 an hour")
+
+
+def test_an_engine_is_one_command_and_a_modal_app_that_python_reads(ask: Any) -> None:
+    told = {
+        "engine.version": "0.33.0",
+        "engine.command": "python -m vllm --model 'it' --host 127.0.0.1 --port 8000",
+        "engine.configuration": {
+            "name": "default",
+            "flags": [],
+            "files": {},
+            "environment": {"VLLM_X": 'a "b" c'},
+        },
+    }
+    reader = ask([on_gpu("snippet0", "vllm", 10.0, **told)])
+    reader.page.click(".rank-name >> nth=0")
+    command = reader.texts("#drawer-body .command code")[0]
+    install, start = command.split(" && ")
+    assert install == "pip install vllm==0.33.0"
+    assert shlex.split(start)[:4] == ['VLLM_X=a "b" c', "python", "-m", "vllm"]
+    app = reader.page.locator("#drawer-body details pre").first.text_content()
+    tree = ast.parse(app)
+    texts = [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant)]
+    assert {"H200", "vllm==0.33.0", 'a "b" c'} <= set(texts)
+    assert "python -m vllm --model 'it' --host 0.0.0.0 --port 8000" in texts
 
 
 # --- jobs

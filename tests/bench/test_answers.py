@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from bench_runs import run_of
@@ -145,3 +150,65 @@ def test_a_record_holds_its_engines_answers_and_none_of_another(
     (tmp_path / "answers.json").write_text(json.dumps({"kl": 1}))
     told = CliRunner().invoke(app, [*words, "--answers", str(tmp_path / "answers.json")])
     assert told.exit_code == 2 and "holds no answers" in told.output
+
+
+class _Right(BaseHTTPRequestHandler):
+    """An engine over HTTP whose answers are the reference's; with `refuses`, none."""
+
+    refuses = False
+
+    def do_POST(self) -> None:
+        length = int(self.headers["content-length"])
+        asked = json.loads(self.rfile.read(length))
+        assert (asked["logprobs"], asked["temperature"], asked["max_tokens"]) == (20, 0.0, 2)
+        rows = [{5: -0.1, 6: -2.5}, {7: -0.2, 8: -1.9}]
+        told = json.dumps({"error": "no"} if self.refuses else answer(rows, "ids")).encode()
+        self.send_response(400 if self.refuses else 200)
+        self.send_header("content-length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_command_writes_answers_or_says_in_a_line_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    monkeypatch.setattr(_Right, "refuses", refuses)
+    (tmp_path / "ref.json").write_bytes(msgspec.json.encode(reference()))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Right) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = ["bench", "answers", f"http://127.0.0.1:{server.server_port}", "--model", "m"]
+        files = ["--reference", str(tmp_path / "ref.json"), "--out", str(tmp_path / "a.json")]
+        told = CliRunner().invoke(app, [*words, *files, "--engine-name", "e"])
+        server.shutdown()
+    if refuses:
+        assert told.exit_code == 1 and "status 400" in told.output
+        assert not (tmp_path / "a.json").exists()
+    else:
+        assert "e unknown answers right: divergence" in told.output
+        assert answer_check.read_answers(tmp_path / "a.json").positions == 4
+
+
+def test_a_reference_is_greedy_and_its_logprobs_fall(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    root = Path(__file__).parents[2]
+    words = [root / "benchmarks" / "reference_logprobs.py", root / "src/penstock/demo/model"]
+    out = tmp_path / "ref.json"
+    command = [sys.executable, *words, out, "--name", "demo", "--prompts", "2", "--tokens", "3"]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    made, checksum = read_reference(out)
+    assert (made.model, [len(each) for each in made.prompts], len(checksum)) == (
+        "demo",
+        [8, 500],
+        64,
+    )
+    for tokens, top in zip(made.tokens, made.top, strict=True):
+        assert [each[0][0] for each in top] == tokens and len(tokens) == 3
+        for each in top:
+            values = [value for _, value in each]
+            assert values == sorted(values, reverse=True) and len(values) == 20
+            assert sum(math.exp(value) for value in values) <= 1 + 1e-6
+            assert all(str(token) in made.texts for token, _ in each)

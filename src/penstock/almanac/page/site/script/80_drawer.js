@@ -88,6 +88,8 @@ function againOf(record) {
   return [
     el("h3", { text: "Run it again" }),
     el("p", { class: "label", text: "The engine, as one command" }), commandBox(engineCommand(record)),
+    modalApp(record) ? el("details", {}, el("summary", { text: "The engine as a Modal app" }),
+      el("p", { class: "aside", text: "To be saved as app.py; then: modal serve app.py. The almanac did not run it there." }), el("pre", { tabindex: "0", text: modalApp(record) }), copyButton(modalApp(record))) : null,
     el("p", { class: "label", text: "The measurement" }), commandBox(record.client.command || "(not told)"),
   ];
 }
@@ -100,6 +102,28 @@ function engineCommand({ engine }) {
   const variables = Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${shellWord(value)}`);
   const install = ON_PYPI.includes(engine.name) ? `pip install ${shellWord(`${engine.name}==${engine.version}`)} && ` : "";
   return `${install}${[...variables, engine.command].join(" ")}`;
+}
+
+/** A Modal app that serves the engine as the record's command did; null: no package of its version, or no GPU. */
+function modalApp({ engine, machine }) {
+  const gpu = machine.gpu?.name.match(/\b(B200|H200|H100|A100|L40S|L4|T4)\b/)?.[1];
+  if (!gpu || !ON_PYPI.includes(engine.name)) return null;
+  const text = JSON.stringify; // a JSON string of ASCII is a Python string too
+  const variables = Object.entries(engine.configuration.environment ?? {});
+  return `import subprocess
+
+import modal
+
+image = modal.Image.debian_slim(python_version="3.12").pip_install(${text(`${engine.name}==${engine.version}`)})
+${variables.length ? `image = image.env({${variables.map(([name, value]) => `${text(name)}: ${text(value)}`).join(", ")}})\n` : ""}app = modal.App(${text(`almanac-${engine.name}`)})
+
+
+@app.function(image=image, gpu="${gpu}${machine.gpu.count > 1 ? `:${machine.gpu.count}` : ""}", timeout=3600)
+@modal.concurrent(max_inputs=1000)
+@modal.web_server(port=8000, startup_timeout=900)
+def serve():
+    subprocess.Popen(${text(engine.command.replaceAll("127.0.0.1", "0.0.0.0"))}, shell=True)
+`;
 }
 
 function whatRan(record) {

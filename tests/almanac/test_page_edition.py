@@ -274,6 +274,16 @@ def test_a_job_of_one_shape_alone_and_of_none_is_said_so(ask: Any) -> None:
     reader.wait("#job-fault", "-3 is not taken: give a number from 1")
 
 
+def test_a_model_that_was_measured_elsewhere_takes_the_job_to_its_machine(ask: Any) -> None:
+    small = {"model.name": "Small-1B", "machine.gpu": None}
+    reader = ask([on_gpu("here0000", "swift", 10.0), on_gpu("there000", "swift", 1.0, **small)])
+    reader.open("#job?m=Test-1B (bf16)&g=1 x NVIDIA H200&ji=1024&jo=128")
+    assert reader.texts("#job-table tbody td")[5] == "measured at 1,024 in, 128 out"
+    reader.choose("job-model", "Small-1B (bf16)")
+    reader.wait("#job-table", "no GPU's power")
+    assert reader.page.input_value("#job-machine") == "Test CPU, 4 cores"
+
+
 def test_a_jobs_samples_are_taken_from_shared_prompts_and_its_tail_is_simulated(ask: Any) -> None:
     made = shaped("monkeys0", "swift", (512, 256), 0.05)
     made["shape"] = {**made["shape"], "kind": "monkeys", "name": "monkeys", "n": 64}
@@ -284,7 +294,14 @@ def test_a_jobs_samples_are_taken_from_shared_prompts_and_its_tail_is_simulated(
     assert "How long your model's longest answers are the simulator can't tell" in reader.text(
         "#job-answer"
     )
-    assert reader.texts("#job-table tbody td")[2] != "can't be told"
+    # of 64 samples a token is due each 0.64 s at full load, each 0.128 s where they are alone
+    rate, single, full = 1.25 * 0.8 / 0.05 * 128, 64 * 0.002, 64 * 0.01
+    holds, seconds, left, token = rate * full, 0.0, 0.0, 0
+    while (alive := holds * math.exp(-token / 256)) >= 0.5 and token < 8 * 256:
+        seconds += single + (full - single) * max(alive - 64, 0) / (holds - 64)
+        left, token = left + alive, token + 1
+    tail = (seconds - left / rate) / 60
+    assert reader.texts("#job-table tbody td")[2] == f"{tail:.3g} min"
     assert "jn=128" in reader.page.url
 
 

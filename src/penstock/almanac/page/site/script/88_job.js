@@ -64,13 +64,14 @@ function bulkOf(records, job) {
 /** A simulation of the last requests: sequences in flight end one after the other, and a step grows with them, on a straight
     line between one at a time and all at once. Seconds beyond what the bulk's rate says; null: it can't tell. */
 function tailOf({ record, point }, job, sequences) {
-  const single = record.points.find((each) => each.kind === "single" && !each.client.short)?.figures.per_token?.[1]?.[0];
-  const full = point.figures.per_token?.[1]?.[0];
+  const n = record.shape.n ?? 1; // a token's time of n samples is over the tokens of all of them
+  const single = n * record.points.find((each) => each.kind === "single" && !each.client.short)?.figures.per_token?.[1]?.[0];
+  const full = n * point.figures.per_token?.[1]?.[0];
   const rate = point.figures.output_rate?.[0];
   if (!single || !full || !rate) return null;
   const holds = Math.max(1, rate * full); // sequences in flight at full load
   const flying = Math.min(holds, sequences);
-  const step = (count) => single + ((full - single) * Math.max(count - 1, 0)) / Math.max(holds - 1, 1);
+  const step = (count) => single + ((full - single) * Math.max(count - n, 0)) / Math.max(holds - n, 1);
   const longest = Math.ceil(job.ends ? LONGEST * job.output : job.output);
   const alive = (token) => (job.ends ? flying * Math.exp(-token / job.output) : flying * (sequences > holds ? 1 - token / longest : 1));
   let [seconds, left] = [0, 0];
@@ -162,6 +163,11 @@ function listenToJob() {
   listen("job-n", "jobN", "length");
   byId("job-price").addEventListener("change", (event) => change({ price: event.target.value.trim() === "" ? null : readValue("price", event.target.value) ?? state.price }));
   byId("job-ends").addEventListener("change", (event) => change({ jobEnds: event.target.checked }));
-  for (const [id, name] of [["job-model", "model"], ["job-machine", "machine"]]) byId(id).addEventListener("change", (event) => change({ [name]: event.target.value, ...nearestSubject({ [name]: event.target.value }) }));
+  byId("job-machine").addEventListener("change", ({ target }) => change({ machine: target.value, ...nearestSubject({ machine: target.value }) }));
+  byId("job-model").addEventListener("change", ({ target: { value: model } }) => {
+    const [largest, ...others] = allHeads().filter((head) => head.model === model).sort((a, b) => b.gpus - a.gpus);
+    const measured = [largest, ...others].find((head) => head.machine === state.machine) ?? largest;
+    change({ model, machine: measured.machine, ...nearestSubject({ model, machine: measured.machine }) });
+  });
   put(byId("job-examples"), Object.entries(JOBS).map(([text, job]) => el("button", { type: "button", class: "small", text, onclick: () => change(job) })));
 }

@@ -12,7 +12,7 @@ step.
 Every work goes through the public `LLM`: small once, then timed, then again to profile a few steps.
 Works of one engine share a process, because a kernel that faults ends its process.
 docs/performance.md explains the columns. `penstock bench run` measures the same folder over HTTP
-(scripts/gpu_records.sh).
+(scripts/edition.sh).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "numpy"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from made_records import made_records
 from page_browser import browser_path
@@ -33,6 +33,7 @@ PICTURES: dict[str, tuple[str, int, str, str | None, bool]] = {
     "almanac_narrow": ("", 400, "dark", None, False),
     "almanac_drawer": ("", 1280, "light", ".rank-name", False),
     "almanac_summary": ("#summary", 1280, "light", None, False),
+    "almanac_job": ("#job", 1280, "light", None, False),
 }
 
 

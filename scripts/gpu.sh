@@ -7,7 +7,7 @@
 #   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests, one after the other
 #   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
 #   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (benchmarks/shapes.py)
-#   scripts/gpu.sh [--wheels FOLDER] records [ARGUMENTS]  runs for the almanac (scripts/gpu_records.sh)
+#   scripts/gpu.sh [--wheels FOLDER] edition [ARGUMENTS]  runs for the almanac (scripts/edition.sh)
 #   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
 #
 # The machine's own python3 must hold torch with CUDA, and numpy, safetensors and tokenizers. What else is needed comes
@@ -42,7 +42,7 @@ case "$check" in
     sanitize) exec scripts/sanitize.sh "$@" ;;
     pytest) exec "$python" -m pytest -q "$@" ;;
     shapes) exec "$python" benchmarks/shapes.py "$@" ;;
-    records) exec scripts/gpu_records.sh "$@" ;;
+    edition) exec scripts/edition.sh "$@" ;;
     --) exec "$@" ;;
     *)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

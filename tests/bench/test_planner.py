@@ -301,7 +301,9 @@ def test_the_method_in_a_record_is_what_was_done() -> None:
     def told(done: list[PointResult]) -> Method:
         points = [SimpleNamespace(result=each) for each in done]
         return method_of(
-            asked, workload("8x4"), cast(RunState, SimpleNamespace(points=points, found=done))
+            asked,
+            workload("8x4"),
+            cast(RunState, SimpleNamespace(points=points, found=done, machines={})),
         )
 
     whole = run(settings, Server(4.0, dict.fromkeys(GOALS, 3.0)))

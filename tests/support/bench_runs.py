@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.almanac.record import MachineInfo
-from penstock.bench.measure_shape import ShapeRun
+from penstock.bench.measure_shape import ShapeRun, measure_together
 from penstock.bench.peers import Peer
 from penstock.bench.point_planner import Settings
 from penstock.bench.run_folder import RunFolder
@@ -76,7 +76,7 @@ def measured(run: RunSpec, shape: str = "8x4") -> RunFolder:
     work = workload(shape)
     folder = RunFolder(run.out / shape.replace(":", "-"), fingerprint(run, work))
     try:
-        ShapeRun(run, work, folder, lambda plan, load, now: None).measure()
+        measure_together(run, [ShapeRun(run, work, folder, lambda plan, load, now: None)])
     finally:
         folder.close()
     return folder

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from penstock.almanac.figures import FAILED_SHARE, FEW, SHORT_WINDOW
 from penstock.almanac.record import (
     BUSY,
+    EDITION_STARTS,
+    EDITION_WINDOW,
     FULL,
     HEADROOM,
     LAG,
     LATE,
     LATE_SHARE,
     SAMPLE_ROWS,
+    WRONG_KL,
     Figures,
     Point,
     Record,
@@ -68,6 +71,18 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
     for name, whole in FULL.items() if not record.method.short else ():
         if (told := getattr(record.method, name)) * ROUNDED < whole:
             yield f"method.short: is false, at {name} {told:g} where the whole method has {whole:g}"
+    method = record.method
+    if method.edition is not None:
+        if method.starts < EDITION_STARTS or method.window * ROUNDED < EDITION_WINDOW:
+            yield (
+                f"method.edition: {method.starts} starts and windows of {method.window:g} s, where"
+                f" an edition has {EDITION_STARTS} and {EDITION_WINDOW:g} s"
+            )
+        if not method.short:
+            yield "method.short: is false, but an edition is below the whole method"
+    told = record.answers
+    if told is not None and told.wrong != (told.kl > WRONG_KL):
+        yield f"answers.wrong: {told.wrong}, at a divergence of {told.kl} where {WRONG_KL} is wrong"
     names = [point.name for point in record.points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"points: {twice[0]} stands there twice"

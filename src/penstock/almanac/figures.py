@@ -7,15 +7,27 @@ and the format of a benchmark record; no file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from penstock.almanac import intervals, throughput
+from penstock.almanac.board_power import Reading, board_of
 from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
-from penstock.almanac.record import SAMPLE_ROWS, ClientHealth, Figures, Goal, Point, Sample
+from penstock.almanac.machine_spread import apart
+from penstock.almanac.record import (
+    SAMPLE_ROWS,
+    ClientHealth,
+    Edition,
+    Figures,
+    Goal,
+    Point,
+    Sample,
+)
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.summaries import by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
@@ -41,6 +53,9 @@ def point_of(
     marks: Sequence[str],
     opens: float | None = None,
     sharing: bool = False,
+    edition: Edition | None = None,
+    board: Sequence[Reading] = (),
+    accepted_drafts: float | None = None,
 ) -> Point:
     """Derives the load level `name`; samples of other load levels are ignored.
 
@@ -48,7 +63,9 @@ def point_of(
         once), so the window runs from the first send to the last end.
     opens: when the window opened in each start, on the samples' clock; None: with its first
     request. marks: marks that only the caller knows ("text prompts"). sharing: prompts share a
-    beginning on purpose, so cached tokens are expected.
+    beginning on purpose, so cached tokens are expected. edition: the edition's term, whose method
+    takes the place of what differs between starts: two of them say little. board: readings of power
+    of all load levels. accepted_drafts: as the engine counted them.
 
     Raises RecordError when the samples have no such load level, or no request in its window.
     """
@@ -64,11 +81,14 @@ def point_of(
     # requests; shuffling removes it.
     if kind == "saturation":
         samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
-    window = _window(samples, seconds, opens)
+    window = replace(_window(samples, seconds, opens), between=edition is None)
     counted = samples.of(samples.window)
     complete = counted.outcome == OK
     first, worth = _first_of_all(counted), _worth(counted)
     figures = _figures(samples, counted.of(complete), window, dice)
+    power = board_of([each for each in board if each.point == name], window, figures.output_rate)
+    away = apart(edition, power.busy if power else None)
+    differ = ["starts differ"] if _differ(samples, window, away) else []
     return Point(
         name=name,
         kind=kind,
@@ -86,11 +106,13 @@ def point_of(
         figures=figures,
         # Without streaming it is unknown whether latency goals were met. If no request was
         # complete, every request missed every goal.
-        goals=_goals(first, counted.start, worth, goals, window.seconds)
+        goals=_goals(first, counted.start, worth, goals, window)
         if figures.first_token or not complete.any()
         else [],
         client=look,
-        marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
+        board=power,
+        accepted_drafts=accepted_drafts,
+        marks=_marks(counted, kind, window, figures, worth, look, sharing, [*marks, *differ]),
         sample=_sample(counted, dice),
     )
 
@@ -122,16 +144,17 @@ def _figures(
     planned = throughput.issued(done)
     per_token = (done.end - done.first) / np.maximum(done.output_tokens - 1, 1)
     long = done.output_tokens >= 2
+    spread = partial(spread_of, dice=dice, between=window.between)
     return Figures(
         request_rate=requests,
         output_rate=output,
         total_rate=total,
-        first_token=spread_of(done.first - planned, done.start, dice),
-        first_token_actual=spread_of(done.first - done.actual, done.start, dice),
-        inter_token=gaps_of(done, dice),
-        per_token=spread_of(per_token[long], done.start[long], dice),
-        end_to_end=spread_of(done.end - planned, done.start, dice),
-        end_to_end_actual=spread_of(done.end - done.actual, done.start, dice),
+        first_token=spread(done.first - planned, done.start),
+        first_token_actual=spread(done.first - done.actual, done.start),
+        inter_token=gaps_of(done, dice, window.between),
+        per_token=spread(per_token[long], done.start[long]),
+        end_to_end=spread(done.end - planned, done.start),
+        end_to_end_actual=spread(done.end - done.actual, done.start),
     )
 
 
@@ -156,7 +179,11 @@ def _worth(counted: Samples) -> float:
 
 
 def _goals(
-    first: Floats, starts: Ints, worth: float, goals: Sequence[float], seconds: float
+    first: Floats,
+    starts: Ints,
+    worth: float,
+    goals: Sequence[float],
+    window: throughput.RateWindow,
 ) -> list[Goal]:
     made = []
     every = [first <= goal for goal in goals]
@@ -164,6 +191,7 @@ def _goals(
     lows, highs = intervals.share_interval(np.array(shares) * worth, worth)
     for goal, met, share, low, high in zip(goals, every, shares, lows, highs, strict=True):
         by_start = [float(met[starts == start].mean()) for start in np.unique(starts)]
+        by_start = by_start if window.between else []
         ends = intervals.across_starts(share, Ends(float(low), float(high)), by_start)
         made.append(
             Goal(
@@ -171,7 +199,7 @@ def _goals(
                 share=short(share),
                 low=short(min(max(ends.low or 0.0, 0.0), share)),
                 high=short(max(min(1.0 if ends.high is None else ends.high, 1.0), share)),
-                goodput=short(float(met.sum()) / seconds) if seconds > 0 else 0.0,
+                goodput=short(float(met.sum()) / window.seconds) if window.seconds > 0 else 0.0,
             )
         )
     return made
@@ -219,6 +247,13 @@ def _marks(
         "intended start unknown": kind == "open" and bool(np.isnan(counted.intended).any()),
     }
     return list(dict.fromkeys([*given, *(mark for mark, holds in found.items() if holds)]))
+
+
+def _differ(samples: Samples, window: throughput.RateWindow, away: float) -> bool:
+    """Returns True if the output rates of the edition's starts differ by more than those of two
+    machines should."""
+    rates = throughput.start_rates(samples, window) if away else []
+    return len(rates) > 1 and max(rates) > min(rates) * math.exp(2**0.5 * away)
 
 
 def _sample(counted: Samples, dice: SeededRandom) -> Sample:

@@ -29,6 +29,8 @@ FULL = {
     "window": 60.0,
     "enough": 1000,
 }
+WRONG_KL = 0.5  # nats, mean of all positions, above which an engine answers wrongly
+EDITION_WINDOW, EDITION_STARTS = 20.0, 2  # least values of the edition's method
 
 # Control characters other than line ends and tabs; marks that turn or hide the text around them;
 # separators that some readers take for a new line.
@@ -82,6 +84,8 @@ class EngineInfo(RecordForm):
     commit: Word | None = None
     command: Line
     configuration: Configuration
+    # optional parts that this installation of the engine did not have, such as FlashInfer
+    lacks: list[Word] = Field(default=[], max_length=20)
 
 
 class ModelInfo(RecordForm):
@@ -109,6 +113,8 @@ class MachineInfo(RecordForm):
     memory_mib: Count
     system: Line
     python: Word
+    # a name that no other machine has: a checksum of its GPUs' or its system's ids. None: unknown
+    identity: Word | None = None
 
     @property
     def cores_told(self) -> str:
@@ -144,6 +150,20 @@ class ClientInfo(RecordForm):
     ceiling_requests: Rate | None = None
 
 
+class Edition(RecordForm):
+    """The term of the edition's method for another machine of the kind: half of the 95 % interval
+    of one machine's figure, in logarithms. gpu: where the GPU decided. host: where the host did, or
+    nobody knows. measured: what the term was measured from."""
+
+    gpu: Annotated[float, Field(gt=0, le=10)]
+    host: Annotated[float, Field(gt=0, le=10)]
+    measured: Line
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.gpu, self.host
+
+
 class Method(RecordForm):
     warm_up: Time
     window: Time  # length of the longest measurement window of any load level
@@ -158,6 +178,11 @@ class Method(RecordForm):
     short: bool
     # dollars per hour of the whole machine
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    # the edition's method: two starts, windows of 20 s, and intervals that are shown with a term
+    # for another machine. None: another method
+    edition: Edition | None = None
+    # identities of the machines of all server starts, where they differ
+    machines: list[Word] = Field(default=[], max_length=100)
 
 
 class Interval(RecordForm):
@@ -218,6 +243,17 @@ class ClientHealth(RecordForm):
     short: bool
 
 
+class BoardPower(RecordForm):
+    """Power of the server's GPUs during the measurement window, all boards together. busy: the
+    share of the time in which kernels ran, mean of the GPUs. joules_per_token: of output tokens;
+    its interval is the output rate's."""
+
+    watts: Annotated[float, Field(ge=0, le=1e7)]
+    busy: Share
+    joules_per_token: Interval | None
+    readings: Count
+
+
 class Sample(RecordForm):
     """Times of requests drawn evenly from the window; entry i of all columns is the same request. A
     failed request has end_to_end -1."""
@@ -250,6 +286,9 @@ class Point(RecordForm):
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
+    board: BoardPower | None = None  # None: power was not measured
+    # accepted tokens of a draft, mean of all steps that had one; None: nothing was drafted
+    accepted_drafts: Annotated[float, Field(ge=0, le=1e6)] | None = None
     # reasons to read the load level with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample
@@ -275,6 +314,25 @@ class PointFailure(RecordForm):
     log: Text
 
 
+class Answers(RecordForm):
+    """Whether the engine answers rightly: its top-20 logprobs against those of transformers in
+    float32, of a small checkpoint, up to the first other token of each answer. reference: checksum
+    of the reference's file. flags: of the server that was asked. agree: share of all tokens that
+    were the reference's. kl: mean divergence in nats; kl_most: the greatest. wrong: kl is above
+    WRONG_KL, so that the record is ranked last."""
+
+    model: Word
+    reference: Hash
+    engine: Word  # name and version
+    flags: list[Line] = Field(max_length=200)
+    prompts: Annotated[int, Field(ge=1, le=10**6)]
+    positions: Annotated[int, Field(ge=1, le=10**9)]
+    agree: Share
+    kl: Annotated[float, Field(ge=0, le=1e6)]
+    kl_most: Annotated[float, Field(ge=0, le=1e6)]
+    wrong: bool
+
+
 class Raw(RecordForm):
     """The Parquet file (see samples.py) from which every number was derived."""
 
@@ -295,3 +353,4 @@ class Record(RecordForm):
     points: list[Point] = Field(max_length=200)
     failures: list[PointFailure] = Field(max_length=200)
     raw: Raw | None
+    answers: Answers | None = None  # None: nobody compared its answers

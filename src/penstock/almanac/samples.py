@@ -135,9 +135,9 @@ def join(parts: list[Samples]) -> Samples:
     )
 
 
-def write_parquet(samples: Samples, path: Path) -> None:
+def write_parquet(samples: Samples, path: Path, metadata: dict[bytes, bytes] | None = None) -> None:
     """Writes the samples as Parquet: to a temporary file that is renamed, so that `path` is never
-    incomplete. Raises UsageError when pyarrow is missing."""
+    incomplete. metadata: more for the file's head. Raises UsageError when pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -145,6 +145,8 @@ def write_parquet(samples: Samples, path: Path) -> None:
     table = pa.table(
         {each.name: _arrow(each.name, getattr(samples, each.name)) for each in fields(samples)}
     )
+    if metadata:
+        table = table.replace_schema_metadata(metadata)
     aside = path.with_name(path.name + ".part")
     pq.write_table(table, aside, compression="zstd")
     aside.replace(path)

@@ -19,9 +19,12 @@ DIGITS = 6  # significant digits of a figure in a benchmark record
 GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 
-def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None:
+def spread_of(
+    values: Floats, starts: Ints, dice: SeededRandom, between: bool = True
+) -> Spread | None:
     """Returns the spread of values, given in order of issue with the server start of each. NaN
-    (nothing was streamed) is left out."""
+    (nothing was streamed) is left out. between: whether differences between starts widen
+    intervals."""
     known = ~np.isnan(values)
     values, starts = np.maximum(values[known], 0.0), starts[known]
     if not len(values):
@@ -29,8 +32,9 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
     series = by_start_of(values, starts)
     worth = intervals.effective([intervals.ranks(each) for each in series])
     ordered, mean = np.sort(values), float(values.mean())
+    parts = series if between else []
     ends = intervals.across_starts(
-        mean, intervals.mean_ends(series, dice), [float(each.mean()) for each in series]
+        mean, intervals.mean_ends(series, dice), [float(each.mean()) for each in parts]
     )
     made = {"mean": around(mean, ends)}
     for name, level in QUANTILES.items():
@@ -39,13 +43,13 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
         made[name] = around(
             value,
             intervals.across_starts(
-                value, ends, [float(np.quantile(each, level)) for each in series]
+                value, ends, [float(np.quantile(each, level)) for each in parts]
             ),
         )
     return Spread(**made)
 
 
-def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
+def gaps_of(done: Samples, dice: SeededRandom, between: bool = True) -> Spread | None:
     """Returns the spread of the gaps between tokens, over all requests. Gaps of one request and of
     its neighbours depend on each other, so the bootstrap draws blocks of requests, each with all
     its gaps, counted in bins.
@@ -71,7 +75,7 @@ def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
         by_start = [
             float(part.mean() if key == "mean" else np.quantile(part, QUANTILES[key]))
             for part in parts
-            if len(part)
+            if between and len(part)
         ]
         made[key] = around(value, intervals.across_starts(value, ends, by_start))
     return Spread(**made)

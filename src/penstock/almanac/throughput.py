@@ -31,12 +31,13 @@ PLATEAU = (0.1, 0.9)
 @dataclass(frozen=True)
 class RateWindow:
     """The windows of a load level, one per server start. begins: when each opens; lengths: how long
-    each lasts. Both in seconds."""
+    each lasts. Both in seconds. between: whether differences between the starts widen intervals."""
 
     starts: Ints
     begins: Floats
     lengths: Floats
     steady: bool
+    between: bool = True
 
     @property
     def seconds(self) -> float:
@@ -73,6 +74,19 @@ def whole_window(samples: Samples) -> RateWindow:
             max(float(np.nanmax(ends)) - begins[-1], 0.0) if not np.isnan(ends).all() else 0.0
         )
     return RateWindow(starts, np.array(begins), np.array(lengths), False)
+
+
+def start_rates(samples: Samples, window: RateWindow) -> list[float]:
+    """Returns the rate of output tokens in each server start."""
+    output = _output(_counted(samples, window))
+    return [
+        float(output.amount[own].sum()) / length
+        for start, begin, length in zip(window.starts, window.begins, window.lengths, strict=True)
+        if length > 0
+        for own in [
+            (output.start == start) & (output.time >= begin) & (output.time <= begin + length)
+        ]
+    ]
 
 
 def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> Sequence[Interval | None]:
@@ -179,7 +193,7 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Inte
     by_start = [float(each.mean()) for each in series]
     value = float(np.mean(by_start))
     ends = intervals.mean_ends(series, dice) if arrived >= intervals.FEWEST else Ends(None, None)
-    return around(value, intervals.across_starts(value, ends, by_start))
+    return around(value, intervals.across_starts(value, ends, by_start if window.between else ()))
 
 
 def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
@@ -194,9 +208,8 @@ def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
     ]
     if noise.low is None or noise.high is None:
         return around(value, noise)
-    return around(
-        value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start)
-    )
+    ends = Ends(value * noise.low, value * noise.high)
+    return around(value, intervals.across_starts(value, ends, by_start if window.between else ()))
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:

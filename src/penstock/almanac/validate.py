@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.almanac.board_power import Reading, read_board
 from penstock.almanac.consistency import faults
 from penstock.almanac.figures import point_of
 from penstock.almanac.parse_record import one_line, read_record
@@ -56,14 +57,14 @@ def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
             " changed one"
         )
         raise RecordError(f"{path.name}: raw.sha256: {why}")
-    samples = read_parquet(raw)
+    samples, board = read_parquet(raw), read_board(raw)
     _first(path.name, _unfit(record, samples, raw.name))
     points: list[Point] = []
     otherwise: list[str] = []
     for number, point in enumerate(record.points):
         where = f"points.{number} ({point.name})"
         try:
-            points.append(_again(record, samples, point))
+            points.append(_again(record, samples, point, board))
         except (RecordError, ValueError) as error:
             told = f"cannot be derived from the raw data: {one_line(str(error), 300)}"
             raise RecordError(f"{path.name}: {where}: {told}") from error
@@ -144,7 +145,7 @@ def _checksum(raw: Path) -> str:
         raise RecordError(f"{raw.name}: cannot be read: {error.strerror or error}") from error
 
 
-def _again(record: Record, samples: Samples, point: Point) -> Point:
+def _again(record: Record, samples: Samples, point: Point, board: Sequence[Reading]) -> Point:
     """Derives the load level's figures from the samples again. Raises RecordError or ValueError
     when that fails."""
     return point_of(
@@ -159,6 +160,9 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
         look=point.client,
         marks=point.marks,
         sharing=record.shape.kind != "exact",
+        edition=record.method.edition,
+        board=board,
+        accepted_drafts=point.accepted_drafts,
     )
 
 

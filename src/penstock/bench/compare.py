@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.almanac.figures import Kept
+from penstock.almanac.machine_spread import apart_at_most, over, shown
 from penstock.almanac.parse_record import read_record
 from penstock.almanac.record import Interval, Point, Record
 from penstock.bench.run_report import title
@@ -105,8 +106,8 @@ def compare(a: Record, b: Record) -> Comparison:
     """Compares two records. Raises UsageError for runs that have nothing in common."""
     if alike := _unlike_shape(a, b):
         raise UsageError(f"the runs cannot be compared: {alike}", param="record")
-    others = {point.name: point for point in b.points}
-    both = [(point, others[point.name]) for point in a.points if point.name in others]
+    others = {point.name: point for point in shown(b)}
+    both = [(point, others[point.name]) for point in shown(a) if point.name in others]
     ratios = [ratio for one, other in both for ratio in _ratios(one, other)]
     return Comparison(a, b, ratios, [*_goals(a, b), *_missing(a, b)], list(_differs(a, b)))
 
@@ -177,16 +178,17 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
             f"A up to {in_three(one.kept.rate)} requests a second, B up to"
             f" {in_three(other.kept.rate)}"
         )
-        low, high = ratio_ends(_ends(one.kept), _ends(other.kept))
+        low, high = ratio_ends(_ends(one.kept, a), _ends(other.kept, b))
         alike = is_more(low, high) is None
         told = f"{between(low, high)}{f': {SAME}' if alike else ''}"
         yield f"{words}: {rates}; B / A {UNTRIED if alike and None in (low, high) else told}"
 
 
-def _ends(kept: Kept) -> Interval:
+def _ends(kept: Kept, record: Record) -> Interval:
     """Returns the highest rate that meets the latency goal; the interval's ends are the rates that
-    meet and that miss it with 95 % confidence."""
-    return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
+    meet and that miss it with 95 % confidence, with an edition's term for another machine."""
+    ends = Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
+    return over(ends, apart_at_most(record))
 
 
 def _missing(a: Record, b: Record) -> Iterator[str]:
@@ -238,7 +240,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:
-            yield f"not alike: {word} is a short run"
+            yield f"not alike: {word} is {'an edition' if record.method.edition else 'a short run'}"
         if marked := sorted({point.name for point in record.points if point.client.short}):
             yield f"not alike: {word}'s client may have been the bottleneck at {', '.join(marked)}"
         for failure in record.failures:

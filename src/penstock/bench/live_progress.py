@@ -8,6 +8,7 @@ output stream.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 import numpy as np
@@ -38,6 +39,17 @@ class LiveProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done(stopped=kind is not None)
+
+    def of(self, shape: str) -> Callable[[PointPlan, Load, LoadProgress | None], None]:
+        """Returns `tell` for the load levels of a workload shape."""
+
+        def tell(plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
+            if now is None:
+                self._done()
+                self._shape = shape
+            self.tell(plan, load, now)
+
+        return tell
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
         """Shows that a load level begins (`now` is None), or the running load level's progress."""

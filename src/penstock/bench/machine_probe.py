@@ -5,6 +5,7 @@ gives a file that describes it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -22,7 +23,10 @@ from penstock.bench.endpoint import target_of
 from penstock.errors import EngineError, UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
+UUID = re.compile(r"GPU-[0-9a-f-]{36}")
+SYSTEM_ID = Path("/etc/machine-id")
 PATIENCE = 60  # seconds to wait for nvidia-smi
+HANGS = f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs"
 HERE = ("127.0.0.1", "localhost", "::1")
 EXAMPLE = (  # an example of a machine's file; without a GPU "gpu" is null
     '{"gpu": {"name": "NVIDIA H200", "count": 1, "memory_mib": 143771, "driver": "580.159.04"},'
@@ -75,7 +79,27 @@ def this_machine(
         memory_mib=memory_bytes() >> 20,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
+        identity=identity(),
     )
+
+
+def identity() -> str | None:
+    """Returns a name that no other machine has: a checksum of its GPUs' ids, or else of its
+    system's. None where it has neither."""
+    if shutil.which("nvidia-smi") is not None:
+        command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(HANGS) from error
+        if found := sorted(set(UUID.findall(done.stdout))):
+            return f"gpu-{_digest(' '.join(found))}"
+    told = SYSTEM_ID.read_text().strip() if SYSTEM_ID.is_file() else ""
+    return f"host-{_digest(told)}" if told else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _gpu(visible: str | None) -> Gpu | None:
@@ -89,9 +113,7 @@ def _gpu(visible: str | None) -> Gpu | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs"
-        ) from error
+        raise EngineError(HANGS) from error
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.strip().splitlines()]
     if done.returncode or not rows or len(rows[0]) != 6:
         return None

@@ -1,4 +1,4 @@
-"""Measures one workload shape. A shape gives the lengths of prompts and answers. It is measured
+"""Measures workload shapes. A shape gives the lengths of prompts and answers. It is measured
 point by point (a point is one load level) into a folder, with a fresh server after a failed load
 level; after three failures the shape is given up.
 
@@ -21,6 +21,8 @@ from penstock.almanac.intervals import effective, ranks, share_interval
 from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
+from penstock.bench.board_sampler import BoardSampler
+from penstock.bench.draft_counters import accepted, read_counters
 from penstock.bench.endpoint import Endpoint, target_of
 from penstock.bench.point_planner import (
     CLOSED,
@@ -91,10 +93,19 @@ class _Watch:
 
 
 class ShapeRun:
-    """The measurement of one workload shape, and its folder."""
+    """The measurement of one workload shape, and its folder. board: reads the GPUs' power; None:
+    nothing does."""
 
-    def __init__(self, run: RunSpec, work: Workload, folder: RunFolder, tell: Tell) -> None:
-        self._run, self._work, self._folder, self._tell = run, work, folder, tell
+    def __init__(
+        self,
+        run: RunSpec,
+        work: Workload,
+        folder: RunFolder,
+        tell: Tell,
+        board: BoardSampler | None = None,
+    ) -> None:
+        self._run, self._work, self.folder, self._tell = run, work, folder, tell
+        self._board = board
         self._settings = run.settings.of_samples(work.n)
         self._texts: TextPrompts | None = None
         self._tried = False  # True once this process has tried a load level
@@ -102,44 +113,56 @@ class ShapeRun:
         self._since = time.monotonic()
         self.gone = ""  # if somebody else's server is gone: a line that says how to continue
 
-    def measure(self) -> None:
-        """Measures the load levels that the folder lacks. Raises UsageError for a run that cannot
-        be measured; faults of the server are stored as failures of the run."""
+    def check(self) -> None:
+        """Stores a failure if the engine cannot answer requests of this workload shape. Raises
+        UsageError where another machine measured a part of the next server start, and where the
+        record could not tell this machine from another one."""
+        known, here = self.folder.state.machines, self._run.machine.identity
+        plan = self.next()
+        if plan is not None and (there := known.get(plan.start, here)) != here:
+            raise UsageError(
+                f"start {plan.start} in {self.folder.path} was begun on {there}, and this machine is"
+                f" {here or 'without a name'}: go on there, or give another --out",
+                param="out",
+            )
+        if plan is not None and known and here is None:
+            raise UsageError(
+                f"{self.folder.path} was begun on {known[min(known)]}, and this machine has no name"
+                " (no GPU's id, no /etc/machine-id): go on there, or give another --out",
+                param="out",
+            )
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
-            self._fail(
+            self.fail(
                 None,
                 "refused",
                 f"{peer.name} serves one sample a request, {self._work.n} were to be asked",
                 "",
             )
-        while (plan := self._next()) is not None:
-            log = self._folder.new_log()
-            with ExitStack() as stack, WorkerPool() as self._pool:
-                try:
-                    target, server = stack.enter_context(_serving(self._run.subject, log))
-                except EngineError as error:
-                    self._fail(None, "did not start", str(error), tail_of(log))
-                    return
-                self._on_one(plan.start, target, server)
 
-    def _next(self) -> PointPlan | None:
-        lost = self._folder.state.failures
+    def next(self) -> PointPlan | None:
+        lost = self.folder.state.failures
         if self.gone or len(lost) >= MOST_FAILURES or any(one.result is None for one in lost):
             return None
-        return next_plan(self._settings, self._folder.state.found)
+        return next_plan(self._settings, self.folder.state.found)
 
-    def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
-        """Measures the load levels of server start number `start` on one server process, until a
-        load level fails."""
+    def on_one(
+        self, start: int, target: Endpoint, server: ServerProcess | None, pool: WorkerPool
+    ) -> bool:
+        """Measures the load levels of server start number `start` on one server process. Returns
+        False when a load level failed: that may leave the server in any state."""
+        self._pool = pool
+        if self._settings.edition:
+            self._took()  # the server's start and other shapes don't count for the budget
         if not self._takes_one(target, server):
-            return
+            return False
         warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
         self._settle(self._load(target, warm, "warm-up", start)[0], target)
-        while (plan := self._next()) is not None and plan.start == start:
+        while (plan := self.next()) is not None and plan.start == start:
             self._tried = True
             if not self._point(plan, target, server):
-                return  # a failed load level may leave the server in any state
+                return False
+        return True
 
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
         """Returns True if a single request of this workload shape is answered correctly; if not, no
@@ -150,7 +173,7 @@ class ShapeRun:
             return True
         if self.gone and not self._tried:
             raise EngineError(f"nothing serves at {target.url}: {_said(seen)}")
-        self._fail(None, wrong[0], f"a single request: {wrong[1]}", server.tail() if server else "")
+        self.fail(None, wrong[0], f"a single request: {wrong[1]}", server.tail() if server else "")
         return False
 
     def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
@@ -158,15 +181,24 @@ class ShapeRun:
         load = load_of(plan, self._settings.stall, self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
+        names = self._run.subject.peer.drafts if self._run.subject.peer else []
+        before = read_counters(server, names)
         samples, seen = self._load(target, load, plan.name, plan.start, watch)
         if (wrong := self._wrong(plan, samples, seen, target, server, watch.silence)) is not None:
-            return self._fail(plan, *wrong, server.tail() if server else "", samples)
+            return self.fail(plan, *wrong, server.tail() if server else "", samples)
         ceiling = self._run.ceiling
         look = seen.look(ceiling.events, ceiling.requests) if ceiling else seen.look(None, None)
-        self._folder.add(
-            MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look),
+        self.folder.add(
+            MeasuredPoint(
+                result_of(plan, samples, self._settings.goals, self._took()),
+                look,
+                accepted(before, read_counters(server, names)),
+            ),
             samples,
+            self._board.since(seen.begin, plan.name, plan.start) if self._board else (),
         )
+        if self._run.machine.identity is not None:
+            self.folder.on_machine(plan.start, self._run.machine.identity)
         self._settle(samples, target)
         return True
 
@@ -243,7 +275,7 @@ class ShapeRun:
             (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
         )
         speech = RequestStyle(target.model, subject.vocabulary, subject.ids, more, without)
-        state = self._folder.state
+        state = self.folder.state
         unlike = f"{state.run}.{state.opened}.{salt}.{len(state.failures)}"
         return prompts(self._work, speech, self._run.seed, unlike, self._made)
 
@@ -256,7 +288,7 @@ class ShapeRun:
             self._texts = TextPrompts(self._run.subject.tokenizer)
         return self._texts.of(length, draw)
 
-    def _fail(
+    def fail(
         self,
         plan: PointPlan | None,
         kind: Kind,
@@ -272,7 +304,7 @@ class ShapeRun:
             point=point, kind=kind, message=said, log=without_folders(plain(log))
         )
         result = failed(plan, self._settings.goals, self._took()) if plan is not None else None
-        self._folder.add_failure(FailedPoint(failure, result), samples)
+        self.folder.add_failure(FailedPoint(failure, result), samples)
         return False
 
     def _took(self) -> float:
@@ -280,6 +312,28 @@ class ShapeRun:
         workload shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
+
+
+def measure_together(run: RunSpec, shapes: Sequence[ShapeRun]) -> None:
+    """Measures the load levels that the shapes' folders lack. Those of one server start are
+    measured on one server, shape after shape; after a failed load level, on a fresh one. Raises
+    UsageError for a run that cannot be measured; faults of the server are stored as failures."""
+    for shape in shapes:
+        shape.check()
+    while plans := {shape: plan for shape in shapes if (plan := shape.next()) is not None}:
+        start = min(plan.start for plan in plans.values())
+        now = [shape for shape, plan in plans.items() if plan.start == start]
+        log = now[0].folder.new_log()
+        with ExitStack() as stack, WorkerPool() as pool:
+            try:
+                target, server = stack.enter_context(serving(run.subject, log))
+            except EngineError as error:
+                for shape in now:
+                    shape.fail(None, "did not start", str(error), tail_of(log))
+                return
+            for shape in now:
+                if not shape.on_one(start, target, server, pool):
+                    break
 
 
 def result_of(
@@ -357,7 +411,7 @@ def kind_of(outcome: str, message: str) -> Kind:
 
 
 @contextmanager
-def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
+def serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
     """Yields the server under test: one that is started and ended here,
     or one that runs already."""
     peer = subject.peer

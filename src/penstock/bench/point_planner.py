@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.almanac.record import EDITION_STARTS, EDITION_WINDOW
+
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 # doubling the concurrency ends when it raises the request rate by less than this factor
 GROWS = 1.05
@@ -65,7 +67,9 @@ class Settings:
     with n samples a request, at_once / n requests. alone: requests of the single load level.
     bisections: open-loop load levels per latency goal. ladder: also measure 2, 4, 8, ... requests
     at a time. stall: longest time in which a server with open requests may send nothing. budget:
-    seconds for the whole workload shape, server starts included; None: no limit.
+    seconds for the whole workload shape, server starts included; None: no limit. edition: the
+    method of the almanac's editions, whose server starts are shared by all workload shapes and
+    don't count for the budget.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -82,6 +86,7 @@ class Settings:
     ladder: bool = True
     stall: float = 300.0
     budget: float | None = None
+    edition: bool = False
 
     @property
     def hurried(self) -> bool:
@@ -89,8 +94,9 @@ class Settings:
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
-        """Returns the settings for requests of n samples each."""
-        return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
+        """Returns the settings for requests of n samples each; an edition has more at once."""
+        at_once = max(self.at_once, SAMPLED) if self.edition else self.at_once
+        return self if n == 1 else replace(self, at_once=max(FEWEST, at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
         """Returns True if any setting is below the full method's, so that results are less
@@ -98,6 +104,13 @@ class Settings:
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
+
+    @property
+    def keeps_edition(self) -> bool:
+        """Returns True for an edition of which no setting is below the edition's method."""
+        return self.edition and not any(
+            getattr(self, name) < getattr(EDITION, name) for name in [*COUNTED, "starts"]
+        )
 
 
 # settings of a short run (option `--short`)
@@ -112,6 +125,25 @@ SHORT = Settings(
     alone=5,
     bisections=2,
 )
+
+
+# settings of the almanac's editions (option `--edition`); at most 8 minutes for a workload shape
+EDITION = Settings(
+    starts=EDITION_STARTS,
+    warm_up=5.0,
+    window=EDITION_WINDOW,
+    longest=40.0,
+    drain=5.0,
+    enough=200,
+    alone=5,
+    bisections=2,
+    ladder=False,
+    budget=450.0,
+    edition=True,
+)
+SAMPLED = 4096  # least sequences of an edition's saturation load level with several samples
+# shares of an edition's time that its single and its saturation load level may take in each start
+EDITION_SHARES = {SINGLE: 0.05, SATURATION: 0.27}
 
 
 def within(seconds: float) -> Settings:
@@ -192,8 +224,10 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
     for start in range(settings.starts):
         done = [each for each in found if each.plan.start == start]
         plan = _next_of(settings, start, done, [each for each in found if each.plan.start == 0])
-        if plan is not None:
-            return plan if _fits(settings, plan, found) else None
+        if plan is not None and _fits(settings, plan, found):
+            return plan
+        if plan is not None and not settings.edition:
+            return None
     return None
 
 
@@ -203,7 +237,9 @@ def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> 
     measured."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
-    return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
+    # an edition keeps time for its later starts
+    until = settings.budget * ((plan.start + 1) / settings.starts if settings.edition else 1)
+    return sum(each.took for each in found) + 2 * plan.opens + plan.window < until
 
 
 def _alone(done: Sequence[PointResult]) -> float:
@@ -219,7 +255,12 @@ def _next_of(
     kinds = {each.plan.kind: each for each in done}
     if SINGLE not in kinds:
         return PointPlan(
-            SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone
+            SINGLE,
+            SINGLE,
+            start,
+            _end_window(settings, SINGLE),
+            concurrency=1,
+            requests=settings.alone,
         )
     if SATURATION not in kinds:
         before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
@@ -239,15 +280,17 @@ def _next_of(
 def _at_once(settings: Settings, alone: float) -> PointPlan:
     """Plans the saturation load level. With little time it has fewer requests: as many as end in
     half its time if the server is GAIN times as fast with many requests as with one. (Requests that
-    do not end give no rate.)"""
-    window, requests = _end_window(settings), settings.at_once
-    if settings.hurried and alone > 0:
+    do not end give no rate.) An edition sends all: its engines are compared at the same number."""
+    window, requests = _end_window(settings, SATURATION), settings.at_once
+    if settings.hurried and not settings.edition and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
     return PointPlan(SATURATION, SATURATION, 0, window, requests=requests)
 
 
-def _end_window(settings: Settings) -> float:
-    """Returns the seconds that the single and the saturation load level may take each."""
+def _end_window(settings: Settings, kind: str) -> float:
+    """Returns the seconds that the single or the saturation load level may take."""
+    if settings.edition and settings.budget is not None:
+        return EDITION_SHARES[kind] * settings.budget
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from penstock.almanac.board_power import Reading, encoded, read_board
 from penstock.almanac.record import ClientHealth, PointFailure
 from penstock.almanac.samples import Samples, join, needs_pyarrow, read_parquet, write_parquet
 from penstock.bench.point_planner import PointResult
@@ -33,11 +34,12 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A load level measured on one server start: its result for the planner, and the client's own
-    measurements."""
+    """A load level measured on one server start: its result for the planner, the client's own
+    measurements, and the draft tokens that the engine accepted a step."""
 
     result: PointResult
     look: ClientHealth
+    accepted_drafts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class FailedPoint:
 
 class RunState(BaseModel):
     """The content of run.json. opened: how often the folder was opened, this time included; prompts
-    differ each time, so that no cache knows them. points: in the order of measurement."""
+    differ each time, so that no cache knows them. points: in the order of measurement. machines:
+    server start -> identity of the machine that measured it."""
 
     run: str
     when: float
@@ -59,6 +62,7 @@ class RunState(BaseModel):
     opened: int = 0
     points: list[MeasuredPoint] = []
     failures: list[FailedPoint] = []
+    machines: dict[int, str] = {}
 
     @property
     def found(self) -> list[PointResult]:
@@ -124,11 +128,17 @@ class RunFolder:
     def _save(self) -> None:
         self.write("run.json", self.state.model_dump_json(indent=1))
 
-    def add(self, one: MeasuredPoint, samples: Samples) -> None:
+    def add(self, one: MeasuredPoint, samples: Samples, board: Sequence[Reading] = ()) -> None:
         with room(self.path):
-            write_parquet(samples, self._samples(one))
+            write_parquet(samples, self._samples(one), encoded(board))
         self.state.points.append(one)
         self._save()
+
+    def on_machine(self, start: int, identity: str) -> None:
+        """Stores which machine measures a server start."""
+        if self.state.machines.get(start) != identity:
+            self.state.machines[start] = identity
+            self._save()
 
     def _samples(self, one: MeasuredPoint) -> Path:
         return self.path / "points" / f"{one.result.plan.key}.parquet"
@@ -148,13 +158,15 @@ class RunFolder:
         """Returns the log's path for the next server process."""
         return self.path / f"server-{len(list(self.path.glob('server-*.log')))}.log"
 
-    def raw(self) -> tuple[Path, Samples]:
-        """Returns all samples, and the file they were written to."""
-        samples = join([read_parquet(self._samples(one)) for one in self.state.points])
+    def raw(self) -> tuple[Path, Samples, list[Reading]]:
+        """Returns all samples and readings of power, and the file they were written to."""
+        files = [self._samples(one) for one in self.state.points]
+        samples = join([read_parquet(file) for file in files])
+        board = [each for file in files for each in read_board(file)]
         path = self.path / "raw.parquet"
         with room(self.path):
-            write_parquet(samples, path)
-        return path, samples
+            write_parquet(samples, path, encoded(board))
+        return path, samples, board
 
     def write(self, name: str, text: str) -> Path:
         write_whole(self.path / name, text)

@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from penstock.almanac.machine_spread import shown
 from penstock.almanac.page.build import build
 from penstock.almanac.page.compact import machine_label
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
@@ -25,6 +26,10 @@ from penstock.bench.slo_crossing import crossings, cut_off, goal_of, offered
 
 WIDE = 200
 SHORT_RUN = "short: windows, counts or starts below the method's; read it as a hint"
+EDITION_RUN = (
+    "edition: two starts, windows of 20 s; intervals hold another machine of this kind: {} where"
+    " the GPU was busy, {} where the host decided or nobody knows"
+)
 
 
 def print_table(record: Record, out: TextIO) -> None:
@@ -32,6 +37,7 @@ def print_table(record: Record, out: TextIO) -> None:
     failures, and the meaning of the marks."""
     table = Table(box=box.SIMPLE_HEAD, title=title(record), title_justify="left", pad_edge=False)
     goals = [f"< {goal:g} s" for goal in record.method.goals]
+    powered = any(point.board for point in record.points)
     columns = (
         "point",
         "requests/s",
@@ -39,6 +45,7 @@ def print_table(record: Record, out: TextIO) -> None:
         "first p50, p95 ms",
         "per token ms",
         "end s",
+        *(["W, J/token"] if powered else []),
         *goals,
         "incomplete",
         "",
@@ -46,7 +53,7 @@ def print_table(record: Record, out: TextIO) -> None:
     for name in columns:
         table.add_column(name, justify="left" if name in ("point", "") else "right", no_wrap=True)
     marks = list(dict.fromkeys(mark for point in record.points for mark in point.marks))
-    for point in ordered(record.points):
+    for point in ordered(shown(record)):
         table.add_row(*_cells(point, record, marks))
     if record.points:
         Console(file=out, width=WIDE, highlight=False).print(table)
@@ -67,8 +74,23 @@ def print_table(record: Record, out: TextIO) -> None:
         print(
             f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out
         )
-    if record.method.short:
+    if not powered:
+        print("power was not measured", file=out)
+    if (answers := record.answers) is not None:
+        print(
+            f"answers {'wrongly: ranked last' if answers.wrong else 'rightly'}: divergence"
+            f" {answers.kl:.3g} nats from transformers in float32, {answers.agree:.1%} of tokens"
+            " alike",
+            file=out,
+        )
+    if record.method.edition is not None:
+        print(EDITION_RUN.format(*map(_percent, record.method.edition.ends)), file=out)
+    elif record.method.short:
         print(SHORT_RUN, file=out)
+
+
+def _percent(away: float) -> str:
+    return f"{math.expm1(away):.0%}"
 
 
 def costs(record: Record) -> list[str]:
@@ -131,10 +153,21 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
         ),
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
+        *([_power(point)] if any(each.board for each in record.points) else []),
         *map(_met, goals),
         str(point.requests - point.complete) if point.requests > point.complete else "",
         " ".join(_letter(at) for at, mark in enumerate(marks) if mark in point.marks),
     ]
+
+
+def _power(point: Point) -> str:
+    """Returns the boards' power and the joules of an output token; a dash: not measured."""
+    if point.board is None:
+        return "-"
+    joules = point.board.joules_per_token
+    return (
+        f"{point.board.watts:,.0f}, {joules.value:.3g}" if joules else f"{point.board.watts:,.0f}"
+    )
 
 
 def _met(goal: Goal | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
-from penstock.almanac.record import MachineInfo
+from penstock.almanac.record import Answers, MachineInfo
 from penstock.bench.calibrate import Rung
 from penstock.bench.peers import Peer
 from penstock.bench.point_planner import Settings
@@ -33,7 +33,8 @@ class ServerSpec:
     any. version: the engine's version. engine: the engine's name, where there is no peer file.
     options, environment: words and variables for the server beside the peer's own. files: contents
     of files that the options name. cores: cores of a server that the bench starts; empty: any. ids:
-    prompts are token ids below `vocabulary`; otherwise texts, made with `tokenizer`.
+    prompts are token ids below `vocabulary`; otherwise texts, made with `tokenizer`. lacks:
+    optional parts that the engine's installation does not have.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ServerSpec:
     ids: bool = True
     dtype: str | None = None
     random_weights: bool = False
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class RunSpec:
     """The arguments of `bench run`. machine: the server's machine. ceiling: the client's calibrated
     limits (calibrate.py); None: not calibrated. price: dollars an hour of the machine.
     configuration: a name for the set of options. commit: the last commit of the measuring sources.
+    answers: how right the engine's answers are; None: not measured.
     """
 
     subject: ServerSpec
@@ -74,6 +77,7 @@ class RunSpec:
     price: float | None = None
     configuration: str = "default"
     commit: str | None = None
+    answers: Answers | None = None
 
     @property
     def short(self) -> bool:
@@ -90,7 +94,7 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
     told = {
         "penstock": __version__,
         "commit": run.commit,
-        "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}}),
+        "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}, "identity": True}),
         "python": subject.python,
         "engine": msgspec.structs.asdict(subject.peer) if subject.peer is not None else subject.url,
         "version": subject.version,
@@ -98,6 +102,7 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
         "options": subject.options,
         "environment": subject.environment,
         **({"files": subject.files} if subject.files else {}),
+        **({"lacks": subject.lacks} if subject.lacks else {}),
         "cores": subject.cores,
         "prompts": "ids" if subject.ids else "text",
         "vocabulary": subject.vocabulary,

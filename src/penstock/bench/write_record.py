@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
+from penstock.almanac.machine_spread import EDITION as EDITION_TERM
 from penstock.almanac.record import (
     BUSY,
     ClientHealth,
@@ -35,7 +36,13 @@ from penstock.almanac.record import (
 )
 from penstock.almanac.record import ShapeInfo as RecordShape
 from penstock.almanac.samples import Samples
-from penstock.bench.point_planner import CLOSED, OPEN, fewer_than_aimed, next_plan
+from penstock.bench.point_planner import (
+    CLOSED,
+    OPEN,
+    SATURATION,
+    fewer_than_aimed,
+    next_plan,
+)
 from penstock.bench.run_folder import MeasuredPoint, RunFolder, RunState
 from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST
@@ -67,37 +74,49 @@ _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
     """Writes raw.parquet and record.json from the folder's load levels and failures."""
     measured = folder.state.points
+    method = method_of(run, work, folder.state)
     raw, points = None, []
     if measured:
-        path, samples = folder.raw()
+        path, samples, board = folder.raw()
         raw = Raw(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), rows=len(samples))
         by_name: dict[str, list[MeasuredPoint]] = {}
         for one in measured:
             by_name.setdefault(one.result.plan.name, []).append(one)
-        points = [_point(run, work, samples, starts) for starts in by_name.values()]
+        points = [
+            _point(run, work, samples, starts, edition=method.edition, board=board)
+            for starts in by_name.values()
+        ]
     record = Record(
         schema="penstock-almanac/1",
         run=folder.state.run,
         when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(folder.state.when)),
         engine=_engine(run),
         model=_model(run.subject),
-        machine=run.machine,
+        machine=run.machine.model_copy(
+            update={"identity": folder.state.machines.get(0, run.machine.identity)}
+        ),
         shape=_shape(run.subject, work),
         client=_client(run),
-        method=method_of(run, work, folder.state),
+        method=method,
         points=points,
         failures=[one.failure for one in folder.state.failures],
         raw=raw,
+        answers=run.answers,
     )
     folder.write("record.json", record.model_dump_json(by_alias=True, indent=1))
     return record
 
 
 def _point(
-    run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]
+    run: RunSpec,
+    work: Workload,
+    samples: Samples,
+    starts: Sequence[MeasuredPoint],
+    **more: Any,
 ) -> Point:
     """Makes one load level of the benchmark record from all server starts that measured it."""
     plan = starts[0].result.plan
+    drafted = [one.accepted_drafts for one in starts if one.accepted_drafts is not None]
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
     marks = ["text prompts"] if _prompts(run.subject, work) == "text" else []
@@ -113,8 +132,10 @@ def _point(
         opens=plan.opens if steady else None,
         goals=run.settings.goals,
         look=worst([one.look for one in starts]),
+        accepted_drafts=float(f"{sum(drafted) / len(drafted):.6g}") if drafted else None,
         marks=marks,
         sharing=work.kind != "exact",
+        **more,
     )
 
 
@@ -152,6 +173,7 @@ def _engine(run: RunSpec) -> EngineInfo:
         name=word(name),
         version=word(subject.version),
         command=line(without_folders(command)),
+        lacks=[word(each) for each in subject.lacks],
         # the commit of this checkout, if the server runs from it too
         commit=(run.commit if name == "penstock" and subject.python == sys.executable else None),
         configuration=Configuration(
@@ -214,6 +236,7 @@ def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
     ended = next_plan(replace(settings.of_samples(work.n), budget=None), state.found) is None
     fewer = any(fewer_than_aimed(settings, plan) for plan in plans)
+    began = {plan.start for plan in plans if plan.kind == SATURATION}
     return Method(
         warm_up=max((plan.opens for plan in steady), default=settings.warm_up),
         window=max((plan.window for plan in steady), default=settings.window),
@@ -223,6 +246,8 @@ def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
         goals=list(settings.goals),
         short=run.short or fewer or not ended,
         price_per_hour=run.price,
+        machines=names if len(set(names := list(state.machines.values()))) > 1 else [],
+        edition=EDITION_TERM if settings.keeps_edition and len(began) >= settings.starts else None,
     )
 
 

@@ -14,8 +14,10 @@ import typer
 from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
 if TYPE_CHECKING:
+    from penstock.almanac.record import Answers
     from penstock.bench.calibrate import Rung
     from penstock.bench.point_planner import Settings
+    from penstock.bench.run_spec import ServerSpec
 from penstock.cli.bench_subject import subject_of, words_of
 
 bench_app = typer.Typer(
@@ -63,6 +65,13 @@ def bench_run(
     ] = None,
     short: Annotated[
         bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")
+    ] = False,
+    edition: Annotated[
+        bool,
+        typer.Option(
+            help="The almanac's short method: two starts shared by all shapes, windows of 20 s, at"
+            " most 8 minutes a shape."
+        ),
     ] = False,
     full: Annotated[
         bool, typer.Option(help="The whole method, whatever it takes: three starts, 1,000 at once.")
@@ -151,6 +160,13 @@ def bench_run(
     price: Annotated[
         float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
     ] = None,
+    lacks: Annotated[
+        list[str] | None,
+        typer.Option(help="A part that the engine's installation has not, as FlashInfer; again."),
+    ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="What `bench answers` measured of this engine and version.")
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(help="Client processes. Left out: a quarter of the cores.", min=1, max=1024),
@@ -208,8 +224,28 @@ def _run(given: dict[str, Any]) -> None:
             configuration=given["configuration"]
             or ("tuned" if given["options"] or given["env"] else "default"),
             commit=commit(),
+            answers=_answers_of(given["answers"], subject),
         )
     )
+
+
+def _answers_of(path: Path | None, subject: ServerSpec) -> Answers | None:
+    """Returns the answers to put into the record. Raises UsageError for those of another engine or
+    version."""
+    from penstock.bench.answer_check import read_answers
+    from penstock.bench.write_record import word
+    from penstock.errors import UsageError
+
+    if path is None:
+        return None
+    told = read_answers(path)
+    name = word(f"{subject.peer.name if subject.peer else subject.engine} {subject.version}")
+    if told.engine != name:
+        raise UsageError(
+            f"{path} is of {told.engine}, and {name} is measured: `penstock bench answers` asks it",
+            param="answers",
+        )
+    return told
 
 
 def _processes() -> int:
@@ -230,15 +266,27 @@ def _ceiling(processes: int) -> Rung | None:
 def _settings(given: dict[str, Any], shapes: int) -> Settings:
     from dataclasses import fields, replace
 
-    from penstock.bench.point_planner import SHORT, Settings, within
+    from penstock.bench.point_planner import EDITION, SHORT, Settings, within
     from penstock.errors import UsageError
 
-    if given["short"] and given["full"]:
-        raise UsageError("--short and --full are two things: give one", param="short")
-    minutes = given["minutes"] or (None if given["short"] or given["full"] else MINUTES)
+    methods = [name for name in ("short", "full", "edition") if given[name]]
+    if len(methods) > 1:
+        raise UsageError(
+            f"--{methods[0]} and --{methods[1]} are two things: give one", param=methods[0]
+        )
+    if given["edition"] and (given["url"] or given["minutes"]):
+        raise UsageError(
+            "--edition starts the engine twice and has its own time: give --engine, and no"
+            " --minutes",
+            param="edition",
+        )
+    minutes = given["minutes"] or (None if methods else MINUTES)
     budget = 60 * minutes / shapes if minutes else None
-    usual = SHORT if given["short"] else Settings() if given["full"] else within(budget or 0.0)
-    names = {each.name for each in fields(Settings)}
+    usual = {"short": SHORT, "full": Settings(), "edition": EDITION}.get(
+        methods[0] if methods else ""
+    ) or within(budget or 0.0)
+    budget = budget or usual.budget
+    names = {each.name for each in fields(Settings)} - {"edition"}
     said = {name: value for name, value in given.items() if name in names and value is not None}
     if given["goal"]:
         said["goals"] = _goals(given["goal"])

@@ -83,6 +83,7 @@ def subject_of(given: dict[str, Any]) -> ServerSpec:
         ids=ids,
         dtype=given["dtype"],
         random_weights=given["random_weights"],
+        lacks=tuple(given["lacks"] or ()),
     )
 
 

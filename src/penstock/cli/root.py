@@ -14,8 +14,8 @@ import typer
 
 from penstock import __version__
 from penstock.cli.almanac_commands import almanac_app
+from penstock.cli.answers_command import BENCH
 from penstock.cli.batch_commands import batch_app
-from penstock.cli.bench_commands import bench_app
 from penstock.cli.exit_codes import misread
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(bench_app, name="bench")
+app.add_typer(BENCH, name="bench")
 app.add_typer(almanac_app, name="almanac")
 app.add_typer(batch_app, name="batch")
 

@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.figures import kept_of, most_of, sustained
+from penstock.almanac.machine_spread import shown
 from penstock.almanac.record import (
+    BoardPower,
     ClientHealth,
     Figures,
     Interval,
@@ -39,7 +41,7 @@ PAGE_SCHEMA = 1
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
 # fields of a load level that are not a single value
-APART = {"client", "goals", "figures", "sample"}
+APART = {"board", "client", "goals", "figures", "sample"}
 SAMPLE = ("first", "per_token", "end_to_end")
 _TABLED = ("engine", "version", "configuration")  # index columns whose texts are stored once each
 
@@ -138,11 +140,19 @@ def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
         name: [_values(told[name]) if told[name] else None for told in figures]
         for name in Figures.model_fields
     }
+    columns["board"] = [
+        point.board and [*map(_short, (point.board.watts, point.board.busy)), _joined(point.board)]
+        for point in points
+    ]
     columns["goals"] = [
         [[_short(each) for each in vars(goal).values()] for goal in point.goals] for point in points
     ]
     columns["sample"] = [packed(each) for each in rows]
     return columns
+
+
+def _joined(board: BoardPower) -> list[Any] | None:
+    return _values(board.joules_per_token) if board.joules_per_token else None
 
 
 def _values(part: RecordForm) -> list[Any]:
@@ -227,11 +237,12 @@ def headlines(record: Record) -> dict[str, Any]:
     """Returns the few figures of a benchmark record that the index shows. Load levels whose client
     was short (a possible bottleneck) are left out."""
     points = [point for point in record.points if not point.client.short]
+    told = [point for point in shown(record) if not point.client.short]
     ended = any(
         p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points
     )
     single, most = (
-        next((point for point in points if point.kind == "single"), None),
+        next((point for point in told if point.kind == "single"), None),
         most_of(points),
     )
     spread = single.figures if single else None
@@ -241,14 +252,19 @@ def headlines(record: Record) -> dict[str, Any]:
         "configuration": record.engine.configuration.name,
         "run": record.run,
         "when": record.when,
-        "brief": int(record.method.short),
+        "brief": 2 if record.method.edition else int(record.method.short),
+        "lacks": ", ".join(record.engine.lacks),
+        "wrong": int(record.answers is not None and record.answers.wrong),
+        "gpus": record.machine.gpu.count if record.machine.gpu else 0,
+        "parameters": record.model.parameters,
         "points": len(record.points),
         "short": sum(point.client.short for point in record.points),
         "failures": len(record.failures),
         "price": record.method.price_per_hour,
         "quantile": record.method.quantile,
-        "peak": _headline(_highest(points, "request_rate"), bounded=ended),
-        "tokens": _headline(_highest(points, "output_rate"), bounded=ended),
+        "peak": _headline(_highest(told, "request_rate"), bounded=ended),
+        "tokens": _headline(_highest(told, "output_rate"), bounded=ended),
+        "joules": _joules(told),
         "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
         "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
         "kept": [
@@ -268,6 +284,13 @@ def _highest(points: list[Point], name: str) -> Interval | None:
         key=lambda rate: (rate.low or 0.0, rate.value),
         default=None,
     )
+
+
+def _joules(points: list[Point]) -> list[Any] | None:
+    """Returns the joules of an output token where they are fewest, which is at a high load; None:
+    power was not measured."""
+    found = [point.board.joules_per_token for point in points if point.board]
+    return _headline(min((each for each in found if each), key=lambda one: one.value, default=None))
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:

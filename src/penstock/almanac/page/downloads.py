@@ -161,6 +161,7 @@ def _shared(file: str, record: Record) -> Row:
         "n": shape.n,
         "price_per_hour": record.method.price_per_hour,
         "brief": record.method.short,
+        "edition": record.method.edition is not None,
     }
 
 
@@ -168,6 +169,12 @@ def _of_point(point: Point) -> Row:
     row: Row = {"point": point.name, "kind": point.kind, "marks": "; ".join(point.marks)}
     row |= {name: getattr(point, name) for name in _OF_POINT}
     row |= {f"outcome_{name}": point.outcomes.get(name, 0) for name in OUTCOMES[1:]}
+    joules = point.board and point.board.joules_per_token
+    row |= {
+        "board_watts": point.board and point.board.watts,
+        "gpu_busy": point.board and point.board.busy,
+        "joules_per_token": joules and joules.value,
+    }
     row |= {f"client_{name}": value for name, value in point.client}
     for name, figure in point.figures:
         spread = (

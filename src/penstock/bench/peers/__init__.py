@@ -12,6 +12,7 @@ the bench has run the engine.
     served     its name for the model; default {model}
     samples    whether it takes n; default true
     without    fields of a body that it does not accept
+    drafts     counters of its /metrics: accepted draft tokens, and steps with a draft
     [more]     further fields that it needs, with {output} filled in
     [environment]  variables of its process
 
@@ -53,6 +54,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     served: str = "{model}"
     samples: bool = True
     without: list[str] = []
+    drafts: list[str] = []
     more: dict[str, Any] = {}
     environment: dict[str, str] = {}
     name: str = ""

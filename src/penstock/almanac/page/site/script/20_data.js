@@ -96,6 +96,7 @@ function ownRecord(paper, file) {
   const points = paper.points.map((point) => ({
     ...point,
     rate: point.rate ?? null,
+    board: point.board ? [point.board.watts, point.board.busy, three(point.board.joules_per_token)] : null,
     figures: Object.fromEntries(Object.entries(point.figures).map(([name, value]) =>
       [name, rates.includes(name) ? three(value) : spread(value)])),
     goals: point.goals.map((goal) => [goal.seconds, goal.share, goal.low, goal.high, goal.goodput]),
@@ -129,12 +130,13 @@ function ownHead(record) {
   const single = record.points.find((point) => point.kind === "single" && !point.client.short);
   return {
     group: -1, yours: true, record, engine: engine.name, version: engine.version, configuration: engine.configuration.name,
-    run: record.run, when: record.when, brief: record.method.short ? 1 : 0, points: record.points.length,
+    run: record.run, when: record.when, brief: record.method.edition ? 2 : record.method.short ? 1 : 0, lacks: (engine.lacks ?? []).join(", "), wrong: isWrong(record) ? 1 : 0, gpus: record.machine.gpu?.count ?? 0, parameters: record.model.parameters ?? null, points: record.points.length,
     short: record.points.filter((point) => point.client.short).length, failures: record.failures.length,
     price: record.method.price_per_hour ?? null, quantile: record.method.quantile,
     model: modelLabel(record), machine: machineLabel(record), kind: shape.kind, input: shape.input, output: shape.output,
     n: shape.n ?? 1, shapeName: shape.name, peak: highest(record, "request_rate"), tokens: highest(record, "output_rate"),
-    first: single?.figures.first_token?.[1] ?? null, token: single?.figures.per_token?.[1] ?? null, kept: keptHeads(record),
+    joules: fewestJoules(record),
+    first: single ? told(record, single, single.figures.first_token?.[1] ?? null) : null, token: single ? told(record, single, single.figures.per_token?.[1] ?? null) : null, kept: keptHeads(record),
   };
 }
 
@@ -146,9 +148,16 @@ const surest = (a, b) => (b[1] ?? 0) - (a[1] ?? 0) || b[0] - a[0];
     before its end, or not measured, nobody knows how high the highest is: its high end is null. As compact.py's. */
 function highest(record, name) {
   const points = record.points.filter((point) => !point.client.short);
-  const [top = null] = points.map((point) => point.figures[name]).filter(Boolean).sort(surest);
+  const [top = null] = points.map((point) => told(record, point, point.figures[name])).filter(Boolean).sort(surest);
   const ended = points.some((point) => point.kind === "saturation" && point.complete && !point.outcomes.unfinished);
   return top && !ended ? [top[0], top[1], null] : top;
+}
+
+/** Joules of an output token where they are fewest, which is at a high load; null: power was not measured. */
+function fewestJoules(record) {
+  const found = record.points.filter((point) => !point.client.short && point.board?.[2]);
+  const [best] = found.map((point) => told(record, point, point.board[2])).sort((a, b) => a[0] - b[0]);
+  return best ?? null;
 }
 
 const allHeads = () => (data.yours.length ? [...data.heads, ...data.yours.map(ownHead)] : data.heads);

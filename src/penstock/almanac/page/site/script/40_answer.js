@@ -166,17 +166,18 @@ function answerOf(record, question, ready = prepared(record, question)) {
   answer.between = value.between;
   answer.capped = most !== null && value.rate >= most;
   answer.state = value.after === null ? "beyond" : "crossing";
-  answer.rate = [value.rate, ...surely(line, value, question.quantile)];
+  answer.rate = toldRate(record, [value.rate, ...surely(line, value, question.quantile)]);
   answer.before = line[value.before];
   answer.after = value.after === null ? null : line[value.after];
   answer.exact = answer.before.shares[3];
   return answer;
 }
 
-/** Answers in order: those with a rate by it, then those that missed, then those that cannot be ranked. */
+/** Answers in order: those with a rate by it, then those that missed, then those that cannot be ranked; engines that
+    answer wrongly last. */
 function ranked(answers) {
   const order = { crossing: 0, beyond: 0, unsure: 1, never: 1, unserved: 2, unmeasured: 2, short: 2, failed: 3 };
-  return [...answers].sort((a, b) => order[a.state] - order[b.state] || (b.rate ? b.rate[0] : 0) - (a.rate ? a.rate[0] : 0));
+  return [...answers].sort((a, b) => isWrong(a.record) - isWrong(b.record) || order[a.state] - order[b.state] || (b.rate ? b.rate[0] : 0) - (a.rate ? a.rate[0] : 0));
 }
 
 /** The newest record of each engine and configuration; the reader's own all stay. Records come newest first. */

@@ -1,13 +1,14 @@
 /* What is being asked, and its place in the address: everything that can be chosen is after the #, so a link, a reload
    and the back button restore it. Knows what may be chosen, not how it looks. */
 
-const VIEWS = ["question", "summary", "findings", "method", "data"];
-const LIMITS = { first: [0.001, 1000], quantile: [0.01, 0.999], pace: [0.0001, 1000], price: [0, 1e6], length: [1, 1e7] };
+const VIEWS = ["question", "job", "summary", "findings", "method", "data"];
+const LIMITS = { first: [0.001, 1000], quantile: [0.01, 0.999], pace: [0.0001, 1000], price: [0, 1e6], length: [1, 1e7], count: [1, 1e10] };
 
 const fresh = () => ({
   view: "question", model: "", machine: "", kind: "exact", input: 1024, output: 128, n: 1, shapeName: "", engine: "",
   quantile: 0.95, first: 1, perToken: null, endToEnd: null, price: null, older: false, left: "", right: "",
   point: "", engineFilter: "", modelFilter: "", machineFilter: "", text: "",
+  jobRows: 1e6, jobInput: 500, jobOutput: 200, jobN: 1, jobEnds: false,
 });
 
 const state = fresh();
@@ -19,7 +20,8 @@ const KEYS = {
   n: ["n", "length"], s: ["shapeName", "text"], e: ["engine", "text"], q: ["quantile", "quantile"], z: ["first", "first"],
   t: ["perToken", "pace"], f: ["endToEnd", "pace"], p: ["price", "price"], old: ["older", "switch"], a: ["left", "text"],
   b: ["right", "text"], at: ["point", "text"], fe: ["engineFilter", "text"], fm: ["modelFilter", "text"],
-  fg: ["machineFilter", "text"], x: ["text", "text"],
+  fg: ["machineFilter", "text"], x: ["text", "text"], jr: ["jobRows", "count"], ji: ["jobInput", "length"],
+  jo: ["jobOutput", "length"], jn: ["jobN", "length"], je: ["jobEnds", "switch"],
 };
 
 /** The address of a state. What is as usual is left out. */
@@ -62,20 +64,24 @@ function readValue(kind, text) {
   return text.trim() !== "" && Number.isFinite(value) && value >= low && value <= high ? value : undefined;
 }
 
-/** What an untouched page asks about: a subject of two engines or more and of exact lengths, if there is one; of these
- *  the one with the highest output rate (whoever comes has a large machine in mind), then the newest. */
+const USUAL_SIZE = 8e9; // parameters of the model that most would ask about
+const USUAL_LENGTHS = [1000, 1000]; // and tokens in and out
+
+/** What an untouched page asks about, for it is what most would: a GPU, exact lengths, two engines or more, a model near 8 B
+    and lengths near 1,000 in and out, as far as measured; then the newest. */
 function usualSubject() {
   const about = new Map();
   for (const head of data.heads) {
     const key = `${head.group}`;
-    if (!about.has(key)) about.set(key, { engines: new Set(), tokens: 0, when: "", head });
+    if (!about.has(key)) about.set(key, { engines: new Set(), when: "", head });
     const found = about.get(key);
     if (head.points) found.engines.add(head.engine);
-    found.tokens = Math.max(found.tokens, head.tokens?.[0] ?? 0);
     if (head.when > found.when) found.when = head.when;
   }
-  const better = (a, b) => (b.engines.size > 1) - (a.engines.size > 1) ||
-    (b.head.kind === "exact") - (a.head.kind === "exact") || b.tokens - a.tokens || (a.when < b.when ? 1 : a.when > b.when ? -1 : 0);
+  const size = ({ head }) => (head.parameters ? Math.abs(Math.log(head.parameters / USUAL_SIZE)) : 99);
+  const lengths = ({ head }) => Math.abs(Math.log(head.input / USUAL_LENGTHS[0])) + Math.abs(Math.log(head.output / USUAL_LENGTHS[1]));
+  const better = (a, b) => (b.engines.size > 1) - (a.engines.size > 1) || (b.head.gpus > 0) - (a.head.gpus > 0) ||
+    (b.head.kind === "exact") - (a.head.kind === "exact") || size(a) - size(b) || lengths(a) - lengths(b) || (a.when < b.when ? 1 : a.when > b.when ? -1 : 0);
   const [best] = [...about.values()].sort(better);
   return best ? subjectOf(best.head) : {};
 }

@@ -9,7 +9,17 @@ function nameOf(record) {
   return `${engine.name} ${engine.version}${tuned}${record.yours ? " · yours" : ""}${state.older ? ` · ${record.when.slice(0, 10)}` : ""}`;
 }
 
+/** What an engine's installation lacks, beside each of its ratios; null: nothing that is known. */
+const lackText = ({ engine }) => (engine.lacks?.length ? `without ${listed(engine.lacks)}` : null);
+const lacksOf = (...records) => records.filter(lackText).map((record) => ` (${nameOf(record)} ${lackText(record)})`).join("");
+
+/** The same in a legend. */
+const seriesName = (record) => `${nameOf(record)}${isWrong(record) ? " (answers wrongly)" : ""}`;
+
 const priceOf = (record) => state.price ?? record.method.price_per_hour ?? null;
+
+/** A price with who said it and when. */
+const priceText = (record) => (state.price !== null ? `your ${money(state.price)} an hour` : `the ${money(record.method.price_per_hour)} an hour stated on ${record.when.slice(0, 10)}`);
 
 /** A colour's number for each record, the same whatever their order: by name. */
 function coloursOf(answers) {
@@ -30,15 +40,18 @@ function goalText() {
 function showAnswer(answers) {
   const box = byId("answer");
   if (!answers.length) return put(box, notMeasured(shown.like));
-  const [best, second] = answers;
-  if (best.state !== "crossing" && best.state !== "beyond") return put(box, noneKept(answers));
+  const right = answers.filter((answer) => !isWrong(answer.record));
+  if (!right.length) return put(box, el("p", { class: "told" }, el("strong", { text: "None that answers rightly." }), ` ${unique(answers.map((answer) => `${nameOf(answer.record)}: ${answersText(answer.record)}`)).join("; ")}.`));
+  const [best, second] = right;
+  if (best.state !== "crossing" && best.state !== "beyond") return put(box, noneKept(right));
   const [value, low, high] = best.rate;
   const cost = costAt(priceOf(best.record), value, best);
   const strong = (text) => el("strong", { text });
   const range = low === null && high === null ? "no interval can be given"
     : best.state === "beyond" && high === null ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
-  const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
+  const whole = best.record.points.find((point) => point.kind === "saturation" && !point.client.short);
+  const atOnce = whole && told(best.record, whole, whole.figures.request_rate);
   const reached = atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}${best.capped ? ", and no more than that is told" : ""}.` : "";
   const how = best.state === "beyond" ? `${beyondText(best)}${reached}`
     : !best.between ? `At ${number(best.after.offered)} requests a second, the slowest that misses the goal, it completed ${number(completed(best.after.point)?.[0] ?? 0)} and kept the goal for ${share(best.after.shares[0])}.${best.capped ? reached : ""}`
@@ -48,10 +61,10 @@ function showAnswer(answers) {
     el("p", { class: "told" },
       isOpen(best) ? [`${nameOf(best.record)} keeps ${goalText()} up to `, rate, `, ${topText(best)} (${range})`]
         : [`${nameOf(best.record)} takes `, rate, ` (${range}) and keeps ${goalText()}`],
-      cost ? [", for ", strong(`${money(cost.requests)} a thousand requests`), ` or ${money(cost.tokens)} a million output tokens.`] : "; give a price an hour for its cost."),
+      cost ? [", for ", strong(`${money(cost.requests)} a thousand requests`), ` or ${money(cost.tokens)} a million output tokens, at ${priceText(best.record)}.`] : "; give a price an hour for its cost."),
     el("p", { class: "aside", text: how }),
     el("p", { class: "aside", text: standing(best, second) }),
-    best.record.method.short ? el("p", { class: "aside warn", text: "Measured with short windows: read it as a hint." }) : null);
+    best.record.method.edition ? el("p", { class: "aside", text: EDITION_TEXT }) : best.record.method.short ? el("p", { class: "aside warn", text: SHORT_TEXT }) : null);
 }
 
 /** Whether a rate is only known to be no less: no point misses the goal, and all at once gave more than the rate. */
@@ -84,7 +97,8 @@ function standing(best, second) {
   if (!second.rate) return `${noRate(second)}.`;
   const ratio = ratioOf(best.rate, second.rate);
   const name = nameOf(second.record);
-  const words = { more: `${nameOf(best.record)} takes ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
+  const lacks = lacksOf(best.record, second.record);
+  const words = { more: `${nameOf(best.record)} takes ${interval(ratio)} times the rate of ${name}, the next${lacks}.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}${lacks}.` };
   return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
 }
 
@@ -157,7 +171,7 @@ function showRanking(answers, colours) {
   const before = new Map([...rankRows].map(([record, row]) => [record, row.isConnected ? row.getBoundingClientRect().top : null]));
   const held = document.activeElement;
   let place = 0;
-  const rows = answers.map((answer) => rankRow(answer, top, colours.get(answer.record), answer.rate ? ++place : null));
+  const rows = answers.map((answer) => rankRow(answer, top, colours.get(answer.record), answer.rate && !isWrong(answer.record) ? ++place : null));
   for (const record of rankRows.keys()) if (!answers.some((answer) => answer.record === record)) rankRows.delete(record);
   if (rows.some((row, at) => box.children[at] !== row) || box.children.length !== rows.length) {
     put(box, rows);
@@ -191,6 +205,7 @@ function rankRow(answer, top, colour, place) {
   row.dataset.colour = colour;
   row.dataset.run = record.run;
   row.classList.toggle("unranked", !answer.rate);
+  row.classList.toggle("wrong", isWrong(record));
   const [button, bar, value, note] = row.children;
   put(button, el("span", { class: "place", text: place === null ? "–" : String(place) }), el("i", { class: "chip" }), el("span", { text: nameOf(record) }));
   const shown = answer.before ?? answer.ready[0];
@@ -223,13 +238,19 @@ function nextText({ state: found, ready, line, capped }) {
 }
 
 function noteOf(answer) {
+  const { record } = answer;
+  if (isWrong(record)) return `answers wrongly (${number(record.answers.kl)} nats from float32): not ranked`;
   if (!answer.rate) return stateText(answer);
   const [value, low, high] = answer.rate;
   const cost = costAt(priceOf(answer.record), value, answer);
+  const joules = fewestJoules(record);
   return [
     low === null && high === null ? "no interval" : `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
     answer.between ? "interpolated" : `measured, ${nextText(answer)}`,
     cost ? `${money(cost.tokens)}/M out` : null,
-    answer.record.method.short ? "short windows" : null,
+    record.answers ? `${number(record.answers.kl)} nats from float32` : null,
+    record.machine.gpu ? (joules ? `${number(joules[0])} J/token` : "power not measured") : null,
+    lackText(record),
+    methodText(record.method),
   ].filter(Boolean).join(" · ");
 }

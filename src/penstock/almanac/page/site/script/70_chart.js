@@ -52,7 +52,7 @@ function frame(box, { title, about, x, y, xText, yText, xUnit = number, yUnit = 
   const narrow = width < 520;
   const height = narrow ? 300 : 380;
   const edge = { left: narrow ? 50 : 64, right: narrow ? 14 : 24, top: 26, bottom: 46 };
-  const xs = logScale(...x, edge.left, width - edge.right);
+  const xs = typeof x[0] === "string" ? namedScale(x, edge.left, width - edge.right) : logScale(...x, edge.left, width - edge.right);
   const ys = logScale(...y, height - edge.bottom, edge.top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `${title}. ${about}` });
   for (const tick of fittingTicks(xs, xUnit)) {

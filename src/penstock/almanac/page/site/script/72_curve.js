@@ -18,7 +18,7 @@ function showCurve(answers, colours) {
     x: extent(rates, 1.3) ?? [0.1, 10], y: extent(times, 1.3) ?? [0.01, 10],
     xText: "requests a second →", yText: `first token of ${share(state.quantile)} ↑`, yUnit: seconds,
   });
-  legend(byId("curve-legend"), shown.map((answer) => [nameOf(answer.record), colours.get(answer.record)]));
+  legend(byId("curve-legend"), shown.map((answer) => [seriesName(answer.record), colours.get(answer.record)]));
   const marks = [];
   drawGoal(chart);
   for (const curve of curves) marks.push(...drawCurve(chart, curve));

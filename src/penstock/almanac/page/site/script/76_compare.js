@@ -5,6 +5,7 @@ const COMPARED = [
   ["Rate that keeps the goal", number, true, (answer) => answer.rate],
   ["Highest rate, requests/s", number, true, (answer) => highest(answer.record, "request_rate"), peakText],
   ["Highest output rate, tokens/s", number, true, (answer) => highest(answer.record, "output_rate"), peakText],
+  ["Joules an output token, fewest", number, false, (answer) => fewestJoules(answer.record)],
   ["First token alone, median", time, false, (answer) => alone(answer.record, "first_token")],
   ["A token alone, median", time, false, (answer) => alone(answer.record, "per_token")],
   ["Whole answer alone, median", time, false, (answer) => alone(answer.record, "end_to_end")],
@@ -12,7 +13,7 @@ const COMPARED = [
 
 function alone(record, name) {
   const point = record.points.find((each) => each.kind === "single" && !each.client.short);
-  return point?.figures[name]?.[1] ?? null;
+  return point ? told(record, point, point.figures[name]?.[1] ?? null) : null;
 }
 
 function showCompare(answers) {
@@ -44,12 +45,14 @@ function saidOf(ratio, more, one, two) {
 
 function comparedWords(left, right, one, two) {
   if (left === right) return "These are the same record.";
+  const wrong = [left, right].filter((answer) => isWrong(answer.record));
+  if (wrong.length) return `${listed(wrong.map((answer) => nameOf(answer.record)))} ${wrong.length === 1 ? "answers" : "answer"} wrongly: how fast says nothing.`;
   if (!left.rate || !right.rate) return `${noRate(left.rate ? right : left)}, so there is no ratio of those.`;
   const ratio = ratioOf(left.rate, right.rate);
   const said = verdict(ratio);
   if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}.`;
   if (said === "unknown") return `One of the two has no interval on the side that matters, so nothing can be said of the ratio ${number(ratio[0])}.`;
-  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}.`;
+  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}${lacksOf(left.record, right.record)}.`;
 }
 
 function listenToCompare() {

@@ -34,7 +34,7 @@ function drawerOf(record, point) {
     el("p", { class: "aside", text: point ? `${pointText(point)} · point “${point.name}” · measured` : "the whole run" }),
     record.yours ? el("p", { class: "warn", text: `Yours: from a file that was dropped here. ${OWN_CHECKED}` }) : null,
     point ? careOf(record, point) : null,
-    point ? figuresOf(point, record.machine.gpu?.count ?? 0) : null,
+    point ? figuresOf(record, point, record.machine.gpu?.count ?? 0) : null,
     againOf(record),
     el("h3", { text: "What ran" }), facts(whatRan(record)),
     filesOf(record),
@@ -49,14 +49,17 @@ const facts = (rows) => el("dl", {}, rows.filter(([, value]) => value !== null &
 function careOf(record, point) {
   const reasons = [
     ...(point.client.short ? ["The client may have been the limit: this point is never ranked."] : []),
-    ...(record.method.short ? ["Measured with shorter windows or fewer requests than the method asks: a hint."] : []),
+    ...(isWrong(record) ? [`The engine answers wrongly: ${answersText(record)}. Ranked last.`] : []),
+    ...(record.method.edition ? [EDITION_TEXT] : record.method.short ? ["Measured with shorter windows or fewer requests than the method asks: a hint."] : []),
     ...point.marks,
   ];
   return reasons.length ? [el("h3", { text: "Read it with care" }), el("ul", { class: "marks" }, reasons.map((text) => el("li", { text })))] : null;
 }
 
-function figuresOf(point, gpus) {
-  const { figures } = point;
+function figuresOf(record, point, gpus) {
+  const wide = (three) => told(record, point, three);
+  const figures = Object.fromEntries(Object.entries(point.figures).map(([name, value]) =>
+    [name, !value ? value : Array.isArray(value[0]) ? value.map(wide) : wide(value)]));
   const met = shareOfPoint(point);
   const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => stacked(three, time))]);
   return [
@@ -66,6 +69,8 @@ function figuresOf(point, gpus) {
       ...Object.entries(RATE_NAMES).map(([name, title]) => [title, figures[name] ? peakText(figures[name]) : null]),
       ["Output tokens a second, a GPU", gpus > 1 && figures.output_rate ? interval(figures.output_rate.map((each) => (each === null ? null : each / gpus))) : null],
       ["For one user", figures.per_token ? `${number(1 / figures.per_token[1][0])} tokens a second (median)` : null],
+      ["Power of the boards", powerText(record, point)],
+      ["Accepted draft tokens a step", point.accepted_drafts === undefined || point.accepted_drafts === null ? null : number(point.accepted_drafts)],
       ["Requests", `${thousands.format(point.requests)} issued, ${thousands.format(point.complete)} complete${Object.entries(point.outcomes).map(([name, count]) => `, ${thousands.format(count)} ${name}`).join("")}, in ${time(point.seconds)}`],
       ["Tokens", `${thousands.format(point.prompt_tokens)} in (${thousands.format(point.cached_tokens)} cached), ${thousands.format(point.output_tokens)} out`],
     ]),
@@ -82,9 +87,43 @@ function shareOfPoint(point) {
 function againOf(record) {
   return [
     el("h3", { text: "Run it again" }),
-    el("p", { class: "label", text: "The engine" }), commandBox(record.engine.command || "(not told)"),
+    el("p", { class: "label", text: "The engine, as one command" }), commandBox(engineCommand(record)),
+    modalApp(record) ? el("details", {}, el("summary", { text: "The engine as a Modal app" }),
+      el("p", { class: "aside", text: "To be saved as app.py; then: modal serve app.py. The almanac did not run it there." }), el("pre", { tabindex: "0", text: modalApp(record) }), copyButton(modalApp(record))) : null,
     el("p", { class: "label", text: "The measurement" }), commandBox(record.client.command || "(not told)"),
   ];
+}
+
+const ON_PYPI = ["vllm", "sglang", "transformers"]; // engines that one package of this name and version brings
+
+/** What installs the engine, where a package does, sets its variables and starts it, in one line for a shell. */
+function engineCommand({ engine }) {
+  if (!engine.command) return "(not told)";
+  const variables = Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${shellWord(value)}`);
+  const install = ON_PYPI.includes(engine.name) ? `pip install ${shellWord(`${engine.name}==${engine.version}`)} && ` : "";
+  return `${install}${[...variables, engine.command].join(" ")}`;
+}
+
+/** A Modal app that serves the engine as the record's command did; null: no package of its version, or no GPU. */
+function modalApp({ engine, machine }) {
+  const gpu = machine.gpu?.name.match(/\b(B200|H200|H100|A100|L40S|L4|T4)\b/)?.[1];
+  if (!gpu || !ON_PYPI.includes(engine.name)) return null;
+  const text = JSON.stringify; // a JSON string of ASCII is a Python string too
+  const variables = Object.entries(engine.configuration.environment ?? {});
+  return `import subprocess
+
+import modal
+
+image = modal.Image.debian_slim(python_version="3.12").pip_install(${text(`${engine.name}==${engine.version}`)})
+${variables.length ? `image = image.env({${variables.map(([name, value]) => `${text(name)}: ${text(value)}`).join(", ")}})\n` : ""}app = modal.App(${text(`almanac-${engine.name}`)})
+
+
+@app.function(image=image, gpu="${gpu}${machine.gpu.count > 1 ? `:${machine.gpu.count}` : ""}", timeout=3600)
+@modal.concurrent(max_inputs=1000)
+@modal.web_server(port=8000, startup_timeout=900)
+def serve():
+    subprocess.Popen(${text(engine.command.replaceAll("127.0.0.1", "0.0.0.0"))}, shell=True)
+`;
 }
 
 function whatRan(record) {
@@ -92,13 +131,14 @@ function whatRan(record) {
   const { gpu } = machine;
   return [
     ["Engine", `${engine.name} ${engine.version}`], ["Commit", engine.commit],
+    ["Its installation lacks", engine.lacks?.length ? listed(engine.lacks) : null],
     ["Configuration", engine.configuration.name],
     ["Flags", engine.configuration.flags.length ? el("ul", { class: "plain" }, engine.configuration.flags.map((flag) => el("li", {}, el("code", { text: flag })))) : "none"],
     ["Environment", Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${value}`).join("  ")],
     ["Model", `${model.name}, ${model.dtype}, ${model.weights} weights${model.parameters ? `, ${number(model.parameters / 1e9)} billion parameters` : ""}`], ["From", model.source],
     ["Shape", `${shape.name}: ${shape.kind}, ${number(shape.input)} in, ${number(shape.output)} out${(shape.n ?? 1) > 1 ? `, ${shape.n} samples` : ""}, temperature ${shape.temperature ?? 0}, prompts as ${shape.prompts}`], ["Data", shape.source],
     ["GPU", gpu ? `${gpu.count} x ${gpu.name}, ${thousands.format(gpu.memory_mib)} MiB` : "none"], ["Driver", gpu?.driver], ["Clocks", gpu?.clocks],
-    ["CPU", `${machine.cpu}, ${coresTold(machine)}, ${thousands.format(machine.memory_mib)} MiB`], ["System", `${machine.system}, Python ${machine.python}`],
+    ["CPU", `${machine.cpu}, ${coresTold(machine)}, ${thousands.format(machine.memory_mib)} MiB`], ["Machine", machine.identity], ["System", `${machine.system}, Python ${machine.python}`],
   ];
 }
 
@@ -115,7 +155,10 @@ function howMeasured(record, point) {
     ["Its ceiling", client.ceiling_events ? `${number(client.ceiling_events)} events a second` : "not calibrated"],
     ["At this point", point ? `loop lag p99 ${time(point.client.lag_p99)}, busiest process ${share(point.client.busy)}, ${(point.client.headroom ?? null) === null ? "headroom unknown" : `${number(point.client.headroom)} times what was asked`}, sent late p99 ${time(point.client.late_p99)}` : null],
     ["Method", `warm-up ${time(method.warm_up)}, windows up to ${time(method.window)}, ${plural(method.starts, "start")} of the server, ${thousands.format(method.enough)} requests aimed at near a crossing`],
-    ["Price stated", (method.price_per_hour ?? null) === null ? null : `${money(method.price_per_hour)} an hour`],
+    ["Its term for another machine", method.edition ? `${share(Math.expm1(method.edition.gpu))} where the GPU was busy, ${share(Math.expm1(method.edition.host))} where not or unknown: ${method.edition.measured}` : null],
+    ["Right answers", answersText(record)],
+    ["Starts on machines", method.machines?.length ? method.machines.join(", ") : null],
+    ["Price stated", (method.price_per_hour ?? null) === null ? null : `${money(method.price_per_hour)} an hour, on ${record.when.slice(0, 10)}`],
     ["Record", el("code", { text: record.file })], ["Run", record.run],
     ["Raw data", record.raw ? el("code", { class: "hash", text: `sha256 ${record.raw.sha256}, ${thousands.format(record.raw.rows)} rows` }) : "none"],
   ];

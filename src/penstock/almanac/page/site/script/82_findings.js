@@ -32,8 +32,33 @@ function gathered(heads, key) {
 
 /** All findings: {title, text, heads, rows}. */
 function findings(heads) {
-  const measured = heads.filter((head) => head.peak);
-  return [tokensMoved(measured), whoLeads(measured), goalsCost(measured), tuningPays(measured), samplesShare(measured), whatFails(heads), whoWasShort(heads)].filter(Boolean);
+  const measured = heads.filter((head) => head.peak && !head.wrong);
+  return [releases(measured), tokensMoved(measured), whoLeads(measured), goalsCost(measured), tuningPays(measured), samplesShare(measured), whatFails(heads), whoAnswersWrongly(heads), whoWasShort(heads)].filter(Boolean);
+}
+
+/** What each release gained or lost over the one measured before it, with the same configuration's name. */
+function releases(heads) {
+  const rows = [];
+  const of = new Map();
+  for (const head of heads) of.set(sameBut(head, "version"), [...(of.get(sameBut(head, "version")) ?? []), head]);
+  for (const group of of.values()) {
+    const newestOf = new Map([...group].sort((a, b) => (a.when < b.when ? -1 : 1)).map((head) => [head.version, head]));
+    const ordered = [...newestOf.values()];
+    ordered.slice(1).forEach((head, at) => {
+      const ratio = ratioOfKnown(head.tokens, ordered[at].tokens);
+      if (ratio) rows.push([headName(head), headName(ordered[at]), head.model, head.machine, workName(head), interval(head.tokens), interval(ordered[at].tokens), interval(ratio)]);
+    });
+  }
+  if (!rows.length) return null;
+  return { title: "What a release changed", text: `${plural(rows.length, "pair")} of releases ${rows.length === 1 ? "was" : "were"} measured at the same model, machine and lengths.`,
+    caption: "A release against the one before", heads: ["Release", "Before", "Model", "Machine", "Lengths", "Output tokens/s", "Before", "Ratio"], rows };
+}
+
+function whoAnswersWrongly(heads) {
+  const wrong = heads.filter((head) => head.wrong);
+  if (!wrong.length) return null;
+  return { title: "Who answers wrongly", text: `${plural(wrong.length, "run")} ${wrong.length === 1 ? "is" : "are"} of engines whose logprobs are far from those of transformers in float32. They are ranked last, and in no other finding.`,
+    caption: "Runs of engines that answer wrongly", heads: ["Engine", "Model", "Machine", "Lengths"], rows: wrong.map((head) => [subjectLink(head), head.model, head.machine, workName(head)]) };
 }
 
 /** The ratio of two highest rates, null where one of them is only a lower bound. */
@@ -69,24 +94,28 @@ const KEPT_SHARE = 0.95;
 /** How often each engine has the highest rate, and how often nobody surely has it: each of the others must be surely
     slower, which one that was cut off before its end never is. */
 function whoLeads(heads) {
-  const leads = new Map();
+  const machines = new Map(); // machine -> {gpus, of: comparisons, leads: engine -> how many}
   const rows = [];
-  let same = 0;
   for (const group of gathered(heads, (head) => sameBut(head, "engine", "version", "configuration")).values()) {
     const engines = new Map();
     for (const head of group) if (!engines.has(head.engine) || surest(head.peak, engines.get(head.engine).peak) < 0) engines.set(head.engine, head);
     if (engines.size < 2) continue;
     const [first, ...others] = [...engines.values()].sort((a, b) => surest(a.peak, b.peak));
     const rival = others.find((head) => verdict(ratioOf(first.peak, head.peak)) !== "more");
-    if (rival) same += 1;
-    else leads.set(first.engine, (leads.get(first.engine) ?? 0) + 1);
+    const here = machines.get(first.machine) ?? { gpus: first.gpus, of: 0, leads: new Map() };
+    machines.set(first.machine, { ...here, of: here.of + 1 });
+    if (!rival) here.leads.set(first.engine, (here.leads.get(first.engine) ?? 0) + 1);
     const ratio = ratioOf(first.peak, (rival ?? others[0]).peak);
     rows.push([first.model, first.machine, workName(first), headName(first), headName(rival ?? others[0]), interval(ratio),
       !rival ? "ahead of all" : verdict(ratio) === "same" ? "no significant difference" : "cannot be said"]);
   }
   if (!rows.length) return null;
-  const said = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
-  return { title: "Who reaches the highest rate", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} nobody is surely ahead of all others` : ""}.`,
+  const said = [...machines].sort((a, b) => b[1].gpus - a[1].gpus).map(([machine, { of, leads }]) => {
+    const ahead = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
+    const same = of - [...leads.values()].reduce((sum, count) => sum + count, 0);
+    return `On ${machine}, in ${plural(of, "comparison")}, ${listed([...ahead, same ? `nobody surely in ${same}` : null].filter(Boolean))}.`;
+  });
+  return { title: "Who reaches the highest rate", text: `By a significant difference, with the same model and lengths. ${said.join(" ")}`,
     caption: "The fastest, and the next or the first that may be as fast", heads: ["Model", "Machine", "Lengths", "Fastest", "Against", "Ratio", "So"], rows };
 }
 

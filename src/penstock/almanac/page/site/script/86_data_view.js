@@ -19,10 +19,10 @@ function showData() {
   byId("filter-count").textContent = `${plural(found.length, "run")} of ${thousands.format(heads.length)}`;
   const rows = found.slice(0, listed_rows).map((head) => [
     head.when.slice(0, 10), el("a", { href: addressOf({ ...fresh(), ...subjectOf(head), older: true, point: `${head.run}/` }), text: headName(head) }),
-    head.model, head.machine, workName(head), head.points, peakText(head.peak), head.first ? time(head.first[0]) : "–",
-    [head.yours ? "yours" : null, head.brief ? "short windows" : null, head.failures ? plural(head.failures, "failure") : null, head.short ? `client short at ${head.short}` : null].filter(Boolean).join(", ") || "–",
+    head.model, head.machine, workName(head), head.points, peakText(head.peak), head.first ? time(head.first[0]) : "–", head.joules ? number(head.joules[0]) : "–",
+    [head.yours ? "yours" : null, briefText(head.brief), head.wrong ? "answers wrongly" : null, head.failures ? plural(head.failures, "failure") : null, head.short ? `client short at ${head.short}` : null].filter(Boolean).join(", ") || "–",
   ]);
-  put(byId("record-list"), table("Runs, newest first", ["Date", "Engine", "Model", "Machine", "Shape", "Points", "Highest requests/s", "First token alone", "Marks"], rows, { file: "runs.csv", numeric: [5, 6, 7] }),
+  put(byId("record-list"), table("Runs, newest first", ["Date", "Engine", "Model", "Machine", "Shape", "Points", "Highest requests/s", "First token alone", "J/token", "Marks"], rows, { file: "runs.csv", numeric: [5, 6, 7, 8] }),
     found.length > listed_rows ? el("button", { type: "button", text: `Show ${Math.min(LIST_ROWS, found.length - listed_rows)} more`, onclick: () => { listed_rows += LIST_ROWS; showData(); } }) : null);
   showDownloads();
 }

@@ -31,6 +31,7 @@ async function show() {
   if (state.view === "summary") showSummary();
   if (state.view === "findings") showFindings();
   if (state.view === "data") showData();
+  if (state.view === "job") showJob();
   document.title = state.view === "question" ? `Almanac: ${state.model || "how fast is any engine"}` : `Almanac: ${state.view}`;
   if (state.view !== "question") { showDrawer(shown.records); return; }
   showSentence();
@@ -60,6 +61,7 @@ function showQuestion() {
   showRanking(answers, colours);
   showCurve(answers, colours);
   showUsers(answers, colours);
+  showVersions(shown.records);
   showCompare(answers);
   showFailures(state.older ? shown.records : newest(shown.records));
   showDrawer(shown.records);
@@ -92,6 +94,7 @@ function start() {
   listenToCompare();
   listenToDrawer();
   listenToData();
+  listenToJob();
   listenToDrops();
   readAddress();
   const again = () => { readAddress(); show(); };

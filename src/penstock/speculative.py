@@ -4,7 +4,7 @@ model. Named as in vLLM."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from penstock.errors import UsageError
@@ -33,26 +33,42 @@ class SpeculativeConfig:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise _refused(f"is no JSON ({error}): give an object such as {EXAMPLE}") from error
+        if not isinstance(given, dict):
+            raise _refused(f"must be an object such as {EXAMPLE}")
+        if (method := given.get("method", "ngram")) not in METHODS:
+            raise _refused(f"method {_shown(method)} is not served: take {', '.join(METHODS)}")
         known = [field.name for field in fields(cls)]
-        if not isinstance(given, dict) or given.keys() - set(known):
-            raise _refused(f"takes an object with {', '.join(known)}, such as {EXAMPLE}")
+        if strange := sorted(given.keys() - set(known)):
+            raise _refused(f"key {_shown(strange[0])} is not known: take {', '.join(known)}")
         made = cls(**given)
-        if made.method not in METHODS:
-            raise _refused(f"method {made.method!r} is not served: take {', '.join(METHODS)}")
         made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)
         made._within("prompt_lookup_max", 1, MOST_LOOKUP)
-        made._within("prompt_lookup_min", 1, made.prompt_lookup_max)
+        made._within("prompt_lookup_min", 1, MOST_LOOKUP)
+        # a bound that is not given makes way for the other
+        if made.prompt_lookup_max < made.prompt_lookup_min:
+            if "prompt_lookup_min" not in given:
+                return replace(made, prompt_lookup_min=made.prompt_lookup_max)
+            if "prompt_lookup_max" in given:
+                raise _refused("prompt_lookup_min is above prompt_lookup_max: lower it")
+            return replace(made, prompt_lookup_max=made.prompt_lookup_min)
         return made
 
     def _within(self, name: str, low: int, high: int) -> None:
         value: Any = getattr(self, name)
         if type(value) is not int or not low <= value <= high:
-            raise _refused(f"{name} must be a number between {low} and {high}, not {value!r}")
+            raise _refused(f"{name} must be a number between {low} and {high}, not {_shown(value)}")
 
 
 def as_text(given: Any) -> Any:
-    """Returns a dict as the option's JSON, and any other value as it is."""
-    return json.dumps(given) if isinstance(given, dict) else given
+    """Returns a dict as the option's JSON, and any other value as it is. Raises UsageError."""
+    try:
+        return json.dumps(given) if isinstance(given, dict) else given
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(f"is no JSON ({error}): give an object such as {EXAMPLE}") from error
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def _refused(why: str) -> UsageError:

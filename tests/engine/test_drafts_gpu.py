@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from engine_model import make_folder
+from equal_steps import count_as_equal
 from oracle_drafter import Oracle
 
 from penstock import LLM, SamplingParams
-from penstock.engine.pace import StepPace
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +19,7 @@ def test_prompt_lookup_changes_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, most: int
 ) -> None:
     """Steps count as equally long, so that rows draft whatever the GPU's pace."""
-    monkeypatch.setattr(StepPace, "seconds", lambda self, queries: np.ones(queries.size))
+    count_as_equal(monkeypatch)
     prompts = [[2 + (i * 7 + k * k) % 280 for i in range(30 + 2 * k)] for k in range(48)]
     asks = [
         SamplingParams(

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from engine_model import CONTEXT, END, VOCABULARY, Comparison, Twin, logits_of, make_tokenizer
+from equal_steps import count_as_equal
 
 from penstock import LLM, SamplingParams
 
@@ -58,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "steps_ahead": 3,
         "max_num_batched_tokens": 24,
     },
+    "drafts": {"speculative_config": {"prompt_lookup_min": 1}, "steps_ahead": 2},
     "few blocks, read at once": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 0},
 }
 HEADER = [40 + i * 7 % 200 for i in range(53)]
@@ -112,7 +114,9 @@ def test_tokens_are_transformers_twice(
     twin: Twin,
     params: list[SamplingParams],
     wanted: list[list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    count_as_equal(monkeypatch)
     knobs = {
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
@@ -132,4 +136,5 @@ def test_tokens_are_transformers_twice(
                     )
         stats = llm.stats()
         assert stats["prefix_hit_tokens"] > 0 and stats["kv_usage"] == 0
+        assert (stats.get("spec_draft_tokens", 0) > 0) == (variant == "drafts")
     compared.close(variant)

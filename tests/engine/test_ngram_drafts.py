@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_model import make_folder
+from equal_steps import count_as_equal
 
-from penstock import LLM, SamplingParams
-from penstock.engine.pace import StepPace
+from penstock import LLM, SamplingParams, StructuredOutputsParams
 from penstock.errors import UsageError
 from penstock.request import RequestOutput
 from penstock.schedule.group_texts import SLOTS, GroupTexts
@@ -44,7 +44,7 @@ SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_mi
 
 @pytest.fixture(autouse=True)
 def equal_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepPace, "seconds", lambda self, queries: np.ones(queries.size))
+    count_as_equal(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,9 @@ def close(found: list[Any], wanted: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("ahead", range(4))
-def test_the_same_tokens_in_fewer_steps(folder: Path, plain: Any, ahead: int) -> None:
+def test_the_tokens_are_the_same_and_some_drafts_are_right(
+    folder: Path, plain: Any, ahead: int
+) -> None:
     with open_llm(folder, steps_ahead=ahead, speculative_config=SPECULATIVE) as llm:
         outs = llm.generate(PROMPTS, asked(), use_tqdm=False)
         want, steps = plain
@@ -112,7 +114,7 @@ def test_the_same_tokens_in_fewer_steps(folder: Path, plain: Any, ahead: int) ->
         assert stats["spec_draft_tokens"] == drafting.counts["tokens"] and stats["spec_drafts"] > 0
         assert "spec_accepted_at_4" not in stats
         assert (np.diff(drafting.right) <= 0).all(), "a draft is right only if those before it are"
-        # some rows are never guessed right, and they take as many steps as before
+        # a row that is never guessed right takes as many steps as before
         assert llm._engine.scheduler.counts["steps"] <= steps + ahead
 
 
@@ -163,6 +165,64 @@ def test_samples_find_what_those_before_them_said(folder: Path) -> None:
     assert told[0] == told[1] == told[2]
     assert steps[2] < 0.6 * steps[1] <= 0.6 * steps[0]
     assert texts is not None and len(texts._free) == SLOTS, "each request gave its slot back"
+
+
+def test_samples_that_a_stop_string_ends_are_kept_too() -> None:
+    """The client ends them by a cancel. The demo's greedy samples of a prompt are equal."""
+    ask = SamplingParams(max_tokens=100, temperature=0.0, n=4, stop=["####"])
+    steps = []
+    for source in ("row", "group"):
+        with LLM(
+            "demo",
+            dtype="float32",
+            max_num_seqs=1,
+            steps_ahead=0,
+            speculative_config=SPECULATIVE,
+            draft_from=source,
+        ) as llm:
+            out = llm.generate(["Question: Tom has 3 apples."], ask, use_tqdm=False)[0]
+            assert {one.stop_reason for one in out.outputs} == {"####"}
+            steps.append(llm._engine.scheduler.counts["steps"])
+    assert steps[1] < 0.75 * steps[0]
+
+
+def test_two_ranks_draft_the_same(folder: Path, plain: Any) -> None:
+    """Drafts are a step's input, so ranks with other drafts would give other tokens."""
+    config: dict[str, Any] = {"speculative_config": SPECULATIVE, "draft_from": "group"}
+    with open_llm(folder, tensor_parallel_size=2, **config) as llm:
+        for _ in range(2):  # the second time texts of the first are gone
+            assert close(told(llm.generate(PROMPTS, asked(), use_tqdm=False)), plain[0])
+        assert llm._engine.scheduler.drafting.right.sum() > 0
+
+
+def test_sleep_loses_the_texts_and_nothing_else(folder: Path, plain: Any) -> None:
+    with open_llm(folder, speculative_config=SPECULATIVE, draft_from="group") as llm:
+        assert close(told(llm.generate(PROMPTS, asked(), use_tqdm=False)), plain[0])
+        llm.sleep(level=1)
+        llm.wake_up()
+        before = llm._engine.scheduler.drafting.right.sum()
+        assert close(told(llm.generate(PROMPTS, asked(), use_tqdm=False)), plain[0])
+        assert llm._engine.scheduler.drafting.right.sum() > before
+
+
+def test_beside_rows_that_a_grammar_holds() -> None:
+    """A constrained row gets the tokens that its grammar forces, its neighbours guesses."""
+    shared: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "seed": 3}
+    form = {"choice": ["the answer is seven", "the answer is eight"]}
+    asks = [
+        SamplingParams(**shared, structured_outputs=StructuredOutputsParams(**form)),
+        SamplingParams(**shared, ignore_eos=True),
+        SamplingParams(**shared, ignore_eos=True, allowed_token_ids=[70]),
+    ]
+    prompts = ["How many are 3 and 4?", "1 2 3 1 2 3 1 2", "go on"]
+    found = []
+    for config in (None, SPECULATIVE):
+        with LLM("demo", dtype="float32", speculative_config=config) as llm:
+            outs = llm.generate(prompts, asks, use_tqdm=False)
+            found.append([out.outputs[0].token_ids for out in outs])
+            assert outs[0].outputs[0].text in form["choice"]
+            right = int(llm._engine.scheduler.drafting.right.sum())
+    assert found[0] == found[1] and right > 0
 
 
 def test_texts_of_ended_samples_are_kept_by_request() -> None:
@@ -216,15 +276,25 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
             {"num_speculative_tokens": 0},
             "num_speculative_tokens must be a number between 1 and 8, not 0",
         ),
-        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be a number between 1 and 4, not 5"),
+        (
+            {"method": "eagle3", "model": "x", "num_speculative_tokens": 3},
+            "method 'eagle3' is not served: take ngram",
+        ),
+        ({"method": {}}, "method {} is not served"),
+        ({"method": {1}}, "is no JSON"),
+        (
+            {"prompt_lookup_min": 5, "prompt_lookup_max": 4},
+            "prompt_lookup_min is above prompt_lookup_max",
+        ),
+        ({"prompt_lookup_min": 10**99}, "prompt_lookup_min must be a number between 1 and 16"),
         ({"prompt_lookup_max": 99}, "prompt_lookup_max must be a number between 1 and 16, not 99"),
         (
             {"prompt_lookup_max": "4"},
             "prompt_lookup_max must be a number between 1 and 16, not '4'",
         ),
         ({"num_speculative_tokens": True}, "must be a number between 1 and 8, not True"),
-        ({"tokens": 3}, "takes an object with method, num_speculative_tokens, prompt_lookup_max"),
-        ("[]", "takes an object with method"),
+        ({"tokens": 3}, "key 'tokens' is not known: take method, num_speculative_tokens"),
+        ("[]", "must be an object such as"),
         ("ngram", "is no JSON"),
     ],
 )

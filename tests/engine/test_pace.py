@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from penstock.engine.pace import StepPace
@@ -30,6 +31,22 @@ def test_a_known_pace_is_found(ahead: int) -> None:
     assert found["step_seconds"] == pytest.approx(BASE + 1000 * ROW)
     assert found["token_seconds"] == pytest.approx(BASE / 1000 + ROW)
     assert found["prompt_token_seconds"] == pytest.approx(PROMPT)
+
+
+def test_seconds_by_queries_outlive_steps_that_all_draft() -> None:
+    """One query takes a second, five take three; two are between. Old figures of fewer queries stay,
+    those of more go."""
+    pace, now = StepPace(), 0.0
+    asked = np.array([1, 2, 5, 64])
+    assert pace.seconds(asked).tolist() == [0, 0, 0, 0]
+    for queries, took, times in ((64, 9.0, 3), (1, 1.0, 5), (5, 3.0, 2100)):
+        for _ in range(times):
+            pace.launched(now)
+            now += took
+            pace.read(1, 0, now, queries)
+    assert pace.seconds(asked).tolist() == pytest.approx([1.0, 1.5, 3.0, 3.0])
+    assert pace.sizes(2, 5).tolist() == [2, 3, 4, 5] and pace.sizes(60, 70).tolist() == [64, 70]
+    assert pace.sizes(500, 600).tolist() == [512]
 
 
 def test_few_rows_make_no_token_dear() -> None:

@@ -21,10 +21,11 @@ from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_dtype import fit_states, whole_prompts
+from penstock.execute.limits import BatchLimits, check_drafts
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
 from penstock.request import Request, SamplingParams
-from penstock.schedule.scheduler import Scheduler
+from penstock.speculative import SpeculativeConfig
 
 pytestmark = pytest.mark.torch
 
@@ -201,11 +202,12 @@ def test_the_next_turn_of_a_chat_computes_what_is_new(model: dict[str, Any]) -> 
 
 
 def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
-    runner = tiny_runner(**TOY)
-    engine, _ = over(runner)
-    with pytest.raises(UsageError, match="recurrent state"):
-        Scheduler(engine.scheduler.limits, drafter=object())  # type: ignore[arg-type]
-    runner.close()
+    """And where there is none, or no drafts are asked for, nothing is."""
+    asked = BatchLimits(1, 16, 32, speculative=SpeculativeConfig())
+    with pytest.raises(UsageError, match="recurrent states can't go back"):
+        check_drafts(asked, tiny_model(**TOY).slot_bytes)
+    check_drafts(asked, 0)
+    check_drafts(BatchLimits(1, 16, 32), tiny_model(**TOY).slot_bytes)
 
 
 def test_memory_counts_every_form() -> None:

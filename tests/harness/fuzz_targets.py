@@ -130,7 +130,7 @@ def generation_config(folder: Path, data: bytes) -> bool:
         except CheckpointError as error:
             check_error(error)
             return False
-        SamplingParams(**read.sampling())  # a request that says nothing is one
+        SamplingParams(**read.sampling)  # a request that says nothing is one
     return True
 
 

@@ -71,6 +71,17 @@ def test_no_drafts_where_a_query_costs_as_much_as_a_row() -> None:
     assert not made.proposes
 
 
+def test_rows_with_a_constraint_take_no_place_from_others() -> None:
+    made, columns = gate(lambda queries: np.where(queries <= 20, 1.0, queries))
+    rows = np.arange(16, dtype=np.int32)
+    columns.constrained[:8] = True
+    offered(made, rows)
+    counts = offered(made, rows)
+    assert sum(counts[:8]) == 0 and sum(counts[8:]) == 4
+    columns.constrained[:] = True
+    assert offered(made, rows) == [0] * 16 and not made.proposes
+
+
 def test_unknown_seconds_mean_no_drafts() -> None:
     made, _ = gate(lambda queries: np.zeros(queries.size))
     assert drive(made, np.arange(2, dtype=np.int32), lambda counts: counts, 3) == [0] * 3

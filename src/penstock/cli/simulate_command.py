@@ -26,6 +26,8 @@ def add_simulate(app: typer.Typer) -> None:
     "chat_template",
     "skip_tokenizer_init",
     "preempt_every",
+    "speculative_config",
+    "draft_from",
     "sealed",
 )
 def simulate(

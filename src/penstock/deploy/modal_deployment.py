@@ -23,7 +23,7 @@ _GPU = re.compile(r"[A-Za-z][A-Za-z0-9-]*!?(?::([1-8]))?")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*:[1-9]\d*")
 # engine options that `penstock build` doesn't store with the built engine
-_SERVED_ONLY = ("data_parallel_size",)
+_SERVED_ONLY = ("data_parallel_size", "speculative_config", "draft_from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ from penstock.kernels.tunables import known
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
 
-# Options that a built engine never sets: which model, how to open it, and limits on request length.
+# Options that a built engine never sets: which model, how to open it, limits on request length,
+# and drafts, which a user may want in one run and not in the next.
 NOT_ITS_OWN = frozenset(
     {
         "model",
@@ -41,6 +42,8 @@ NOT_ITS_OWN = frozenset(
         "skip_tokenizer_init",
         "max_model_len",
         "kv_cache_tokens",
+        "speculative_config",
+        "draft_from",
     }
 )
 

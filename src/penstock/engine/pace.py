@@ -76,13 +76,12 @@ class StepPace:
     def seconds(self, queries: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the seconds of a step without prompts for each number of queries [n], between
         known ones by interpolation. Beyond the largest known one they are its; 0: none is known."""
-        known = [
-            at
-            for at, seen in enumerate(self._seen)
-            if seen >= _ENOUGH and self._count - self._last[at] <= _OLD
-        ]
-        if not known:
+        known = [at for at, seen in enumerate(self._seen) if seen >= _ENOUGH]
+        fresh = [at for at in known if self._count - self._last[at] <= _OLD]
+        if not fresh:
             return np.zeros(queries.size)
+        # old figures of smaller steps stay: else a row that drafts in each step would seem free
+        known = [at for at in known if at < fresh[0]] + fresh
         found: NDArray[np.float64] = np.interp(
             queries, [SIZES[at] for at in known], [self._mean[at] for at in known]
         )

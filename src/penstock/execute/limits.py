@@ -81,6 +81,17 @@ class Limits(BatchLimits):
     )
 
 
+def check_drafts(limits: BatchLimits, slot_bytes: int) -> None:
+    """Raises UsageError if drafts are asked of a model with recurrent state. slot_bytes: bytes of
+    such state per sequence."""
+    if limits.speculative is not None and slot_bytes:
+        raise UsageError(
+            "speculative_config: this model's recurrent states can't go back behind a wrong draft:"
+            " leave it out",
+            param="speculative_config",
+        )
+
+
 # fields of Limits that are not numbers: all ranks take the first one's
 OF_FIRST = ("graph_sizes", "plain_graphs", "speculative", "group_texts")
 

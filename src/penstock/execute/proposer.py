@@ -1,5 +1,5 @@
 """Proposer: interface for draft models on the device. A proposer drafts rows' next tokens on the
-device, so that the host plans only their number. There is no implementation yet.
+device, so that the host plans only their number. `ngram_proposer.py` is one.
 
 Knows rows and a step's results on the device; no plans, no host.
 """

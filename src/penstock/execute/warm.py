@@ -49,13 +49,16 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     # captured or first used
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
+    _compile_drafts(step)
     _all_rows_ask(step)
     if compiles:
         wide = [kind for kind in step.model.kinds if kind.width > 128]
         tiles = {padded(min(limits.max_queries, _LARGE_TILES // kind.kv_heads)) for kind in wide}
         sizes = sorted({*_kinds_of_sizes(limits.max_queries), *tiles})
         _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
-    step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
+    # drafts come on top of the tokens that a step may have
+    beside = most - limits.max_rows + limits.max_queries - limits.max_rows
+    step.step(_plan(limits.max_rows, EVERY, beside, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
     if compiles and step.kv.by_slot:  # recurrent layers use other kernels for several chunks
@@ -80,6 +83,19 @@ def _compile_bookkeeping(step: DeviceStep) -> None:
     step.step(plan)
 
 
+def _compile_drafts(step: DeviceStep) -> None:
+    """Compiles the kernels of a proposer, whose keys hang on no size. A built engine may have been
+    built without drafts: a sealed one is refused here, before it is ready."""
+    if step.draw.proposer is not None:
+        step.staging.rows.fill_(step.max_rows)
+        hidden = torch.zeros(
+            (1, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
+        )
+        with torch.inference_mode():
+            step.launches.take_drafts(1)
+            step.launches.propose(step.draw.proposer, 1, hidden)
+
+
 def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, scored: int) -> None:
     """Compiles the kernels of steps of all sizes. scored: most prompt tokens scored at once."""
     device = step.rows.device
@@ -93,9 +109,6 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
             for size in sizes:
                 for wants in (PLAIN, EVERY):
                     step.launches.draw(size, hidden[:size], wants)
-                if step.draw.proposer is not None:
-                    step.launches.take_drafts(size)
-                    step.launches.propose(step.draw.proposer, size, hidden[:size])
             _score_prompts(step, scored)
 
     # Triton's driver must be set up by one thread alone

@@ -166,7 +166,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
     from penstock.execute.kv_dtype import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
-    from penstock.execute.limits import batch_limits, free_memory, with_kv
+    from penstock.execute.limits import batch_limits, check_drafts, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype
     from penstock.execute.table_place import table_in_host, told_place
     from penstock.kernels.choose import choose
@@ -210,6 +210,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
     pages = pages_of(decoder, limits.max_model_len, forms)
     slot = decoder.slot_bytes
+    check_drafts(limits, slot)
     sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)
     far = ""
     if pages is not None:
@@ -230,6 +231,11 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         (
             "rows",
             f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step",
+        ),
+        *(
+            [("drafts", f"{asked.num_speculative_tokens} a row, by {asked.method}")]
+            if (asked := sized.speculative) is not None
+            else []
         ),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         *(

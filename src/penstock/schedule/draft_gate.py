@@ -57,8 +57,10 @@ class DraftGate:
         """Returns the number of drafts of each row in this step, and sets `proposes`: True if the
         device should draft after it."""
         self._meet(rows)
-        awake: Bool = self._left[rows] == 0
-        self._left[rows[~awake]] -= 1
+        asleep: Bool = self._left[rows] > 0
+        self._left[rows[asleep]] -= 1
+        # rows with a constraint get the tokens that their grammar forces
+        awake = ~asleep & ~self._columns.constrained.take(rows)
         wanted = self._chosen(rows, np.where(awake, self.most, 0))
         self.proposes = bool(wanted.any())
         counts = np.minimum(wanted, most) * self._drafted[rows]
@@ -66,8 +68,7 @@ class DraftGate:
         return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
 
     def pause(self) -> None:
-        """Is called for a step of more rows than MOST_ROWS, after which the device drafts
-        nothing."""
+        """Notes a step of more rows than MOST_ROWS, after which the device drafts nothing."""
         self.proposes = False
         self._drafted[:] = False
 

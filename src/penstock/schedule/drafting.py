@@ -102,10 +102,22 @@ class Drafting:
         """Returns the texts of ended samples that the device gets with the next step."""
         return None if self.texts is None else self.texts.launched()
 
+    def cancelled(self, live: RequestState, sample: int | None, outputs: OutputProcessor) -> None:
+        """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
+        others of its request. sample None: all of them are cancelled."""
+        if self.texts is not None and sample is not None:
+            for row in live.living(self.rows, sample).tolist():
+                self.texts.ended(live, outputs.tokens_of(row))
+
     def forget(self, live: RequestState) -> None:
         """Drops the texts of a request that is over."""
         if self.texts is not None:
             self.texts.leave(live)
+
+    def forget_texts(self) -> None:
+        """Drops all texts, which the device loses with its other state."""
+        if self.texts is not None:
+            self.texts.forget_all()
 
     def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> bool:
         """Takes in a step that was read: which drafts were right, and the texts of the samples that

@@ -2,7 +2,8 @@
 still run look for their last tokens in them (`--draft-from group`).
 
 A request of several samples has one slot of the device while it runs, if one is free; its newest
-WIDTH tokens stay. Knows requests and tokens; not how they are looked through.
+WIDTH tokens stay. Texts follow each other without a border: a guess across one is wrong, which
+costs a query. Knows requests and tokens; not how they are looked through.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class GroupTexts:
         slot = int(live.record["text_slot"][0])
         if slot >= 0 and live.outstanding > 1:
             self._new.setdefault(slot, []).append(tokens)
+
+    def forget_all(self) -> None:
+        """Begins all texts anew: the device has lost what it had."""
+        self._written[:] = 0
 
     def leave(self, live: RequestState) -> None:
         """Takes back the slot of a request that is over."""

@@ -157,12 +157,12 @@ class Scheduler:
         if sample == REST:
             self._told += self.outputs.made_by(live)
             sample = None
+        self.drafting.cancelled(live, sample, self.outputs)
         self.finisher.cancel(live, sample)
         self._forget([live])
 
     def take_told(self) -> Deltas | None:
-        """Returns the next final deltas of samples that were cancelled with REST; None: there are
-        no more."""
+        """Returns the next final deltas of samples cancelled with REST; None: there are no more."""
         return self._told.popleft() if self._told else None
 
     @property
@@ -238,8 +238,7 @@ class Scheduler:
         return late
 
     def plan_is_stuck(self) -> bool:
-        """Returns True if repeated plan() calls gave nothing with nothing in flight: the scheduler
-        is stuck."""
+        """Returns True if plan() keeps giving nothing with nothing in flight."""
         # not stuck while rows or blocks are still being freed
         self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1
         return self._idle_plans > 3
@@ -416,6 +415,7 @@ class Scheduler:
         while self.finisher.waits:
             self._free_read()
         self.tree.reset()
+        self.drafting.forget_texts()
         assert not self.pool.held, "somebody holds blocks still"
 
     def stats(self) -> dict[str, float]:

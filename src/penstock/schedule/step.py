@@ -165,7 +165,7 @@ class Chunks:
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft tokens for the step's S rows; row i's are tokens[start[i] :
+    """Draft tokens for the step's S rows. Those of row i are tokens[start[i] :
     start[i + 1]]. A row has one query for its last token and one per draft, Q in all."""
 
     start: Int32  # [S + 1] offsets into tokens
@@ -323,7 +323,7 @@ class Drafter(Protocol):
         """Returns the most rows of a step that has drafts."""
 
     def pause(self) -> None:
-        """Is called in place of `offer` for a step of more rows."""
+        """Notes a step of more rows, for which `offer` is not called."""
 
     @property
     def proposes(self) -> bool:

@@ -16,8 +16,8 @@ MAX_STOP_IDS = 8  # stop ids a row keeps on the device; the host checks further 
 # ids of a bad word, padded in front with -1; a row compares one token fewer with its latest tokens
 BAD_WORD_IDS = 16
 
-# most tokens of a row that a grammar forces in a step, and most drafts where speculative_config asks
-# for no more; each one makes the kernels that update rows load more
+# most drafts of a row in a step, forced by a grammar or guessed, unless speculative_config asks for
+# more; each one makes the kernels that update rows load more
 MAX_DRAFTS = 4
 MOST_SPECULATIVE_TOKENS = 8  # most drafts where speculative_config asks for more
 

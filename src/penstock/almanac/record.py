@@ -178,8 +178,8 @@ class Method(RecordForm):
     short: bool
     # dollars per hour of the whole machine
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    # the edition's method: two starts, windows of 20 s, and intervals that are shown with a term
-    # for another machine. None: another method
+    # the edition's method: two starts, windows of 20 s, intervals that count another machine; None:
+    # another method
     edition: Edition | None = None
     # identities of the machines of all server starts, where they differ
     machines: list[Word] = Field(default=[], max_length=100)
@@ -315,7 +315,7 @@ class PointFailure(RecordForm):
 
 
 class Answers(RecordForm):
-    """Whether the engine answers rightly: its top-20 logprobs against those of transformers in
+    """How rightly the engine answers: its top-20 logprobs against those of transformers in
     float32, of a small checkpoint, up to the first other token of each answer. reference: checksum
     of the reference's file. flags: of the server that was asked. agree: share of all tokens that
     were the reference's. kl: mean divergence in nats; kl_most: the greatest. wrong: kl is above

@@ -12,7 +12,7 @@ from penstock.cli.bench_commands import bench_app
 from penstock.cli.bench_subject import subject_of
 from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
-BENCH = bench_app  # with `answers`, once this module is imported
+BENCH = bench_app  # importing this module adds `answers` to it
 # options of `bench run` that have no meaning here
 LEFT_OUT = ("starts", "server_cores", "text", "tokenizer", "vocabulary", "folder", "dtype", "lacks")
 

@@ -28,8 +28,8 @@ from penstock.kernels.tunables import known
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
 
-# Options that a built engine never sets: which model, how to open it, limits on request length,
-# and drafts, which a user may want in one run and not in the next.
+# Options that a built engine never sets: which model, how to open it, limits on request length, and
+# drafts: a user may want them in one run and not in the next.
 NOT_ITS_OWN = frozenset(
     {
         "model",

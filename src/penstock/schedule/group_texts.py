@@ -1,4 +1,4 @@
-"""GroupTexts: texts of ended samples that the device keeps for drafts. The samples of a request that
+"""GroupTexts: texts of ended samples that the device keeps for drafts. Samples of the request that
 still run look for their last tokens in them (`--draft-from group`).
 
 A request of several samples has one slot of the device while it runs, if one is free; its newest

@@ -1,6 +1,6 @@
 """Structs of the answers of routes that generate text. An answer is made as one of these and
-encoded by msgspec, and /openapi.json's response schemas are made from them. A field that is UNSET is left
-out of the JSON. Knows OpenAI's names and vLLM's; no call, no encoding.
+encoded by msgspec, and /openapi.json's response schemas are made from them. A field that is UNSET is
+left out of the JSON. Knows OpenAI's names and vLLM's; no call, no encoding.
 """
 
 from __future__ import annotations

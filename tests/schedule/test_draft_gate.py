@@ -136,7 +136,8 @@ def test_another_sample_in_a_row_begins_anew() -> None:
 
 def test_a_step_of_many_rows_has_no_drafts_and_leaves_none() -> None:
     made, _ = gate(flat)
-    drafting = Drafting(made._columns, MaskSlots(1, made._columns, 50), made, queries=600)
+    drafting = Drafting(made._columns, MaskSlots(1, made._columns, 50), queries=600)
+    drafting.drafter = made
     rows = np.arange(MOST_ROWS + 1, dtype=np.int32)
     made._columns.blocks[:], made._columns.limit[:] = 4, 60
     few, lengths = rows[:3], np.zeros(rows.size, np.int32)

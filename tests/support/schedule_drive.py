@@ -123,7 +123,8 @@ class Drive:
         makers = MasksHere(limits.vocab_size, self.threads)
         by_device = drafts is not None and drafts % 4 == 3
         guesser = None if drafts is None else Guesser(self, drafts, by_device)
-        self.scheduler = Scheduler(limits, guesser, makers=makers)
+        self.scheduler = Scheduler(limits, makers=makers)
+        self.scheduler.drafting.drafter = guesser
         if by_device:
             self.scheduler.drafting.texts = GroupTexts(slots=2, width=24)
         width = -(-limits.max_model_len // 16)

@@ -24,20 +24,21 @@ _COMPANY = 48
 
 
 class Drafting:
-    """Makes drafts for one scheduler's rows. drafter: guesses tokens; None: the only drafts are
-    forced tokens. queries: most queries of a step. states: True if rows have recurrent state, which
-    cannot be rolled back after a wrong draft; then there are no drafts."""
+    """Makes drafts for one scheduler's rows. queries: most queries of a step. states: True if rows
+    have recurrent state, which cannot be rolled back after a wrong draft; then there are no drafts.
+    """
 
     def __init__(
         self,
         rows: Rows,
         mask_slots: MaskSlots,
-        drafter: Drafter | None,
         queries: int,
         states: bool = False,
     ) -> None:
-        self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
+        self.rows, self.mask_slots, self._states = rows, mask_slots, states
         self._queries = queries
+        # set by who opens the engine; None: the only drafts are forced tokens
+        self.drafter: Drafter | None = None
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
         self.in_flight = 0  # steps with drafts that are launched and not read

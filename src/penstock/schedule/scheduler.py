@@ -42,7 +42,6 @@ from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import (
     Bool,
-    Drafter,
     Int32,
     Joins,
     LateMasks,
@@ -60,7 +59,6 @@ class Scheduler:
     def __init__(
         self,
         limits: SchedulerConfig,
-        drafter: Drafter | None = None,
         outputs: type[OutputProcessor] = OutputProcessor,
         makers: MaskMakers | None = None,
     ) -> None:
@@ -87,7 +85,7 @@ class Scheduler:
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
         queries = limits.max_queries or limits.max_rows
-        self.drafting = Drafting(self.rows, self.mask_slots, drafter, queries, bool(self.slots))
+        self.drafting = Drafting(self.rows, self.mask_slots, queries, bool(self.slots))
         self.admission = Admission(
             limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots
         )

@@ -100,6 +100,10 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
     ("row", "says"),
     [
         ([1], "Expected `object`, got `array`"),
+        (0, "Expected `object`, got `int`"),
+        (None, "Expected `object`, got `null`"),
+        ("prompt", "Expected `object`, got `str`"),
+        (True, "Expected `object`, got `bool`"),
         ({"prompt": "x"}, "Object missing required field `id`"),
         ({"custom_id": "", "method": "POST"}, "missing required field url"),
         ({"id": None, "prompt": "x"}, "Expected `int | str`, got `null` - at `$.id`"),

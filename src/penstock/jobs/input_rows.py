@@ -239,10 +239,11 @@ def parse_row(
     line: bytes, number: int, seed: int, facts: ModelDefaults = NO_MODEL, keep: tuple[str, ...] = ()
 ) -> Row:
     """Parses a row. Raises UsageError; its message begins with the row's number."""
-    row = parse_json(line, f"row {number}")
+    told = parse_json(line, f"row {number}")
     try:
+        row = msgspec.convert(told, dict[str, Any])
         carried = _carried(row, keep)
-        if not isinstance(row, dict) or "custom_id" not in row:
+        if "custom_id" not in row:
             made = _own_row(
                 (
                     {name: row[name] for name in row if name not in keep or name in _OWN}
@@ -279,11 +280,9 @@ def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -
     return {name: row[name] for name in row if name not in beside} if beside else row
 
 
-def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
+def _carried(row: dict[str, Any], keep: tuple[str, ...]) -> dict[str, Any]:
     """Returns the data that is copied to OUT: the row's metadata (in an OpenAI row, the body's) and
     the kept columns. Raises UsageError if it is too long."""
-    if not isinstance(row, dict):
-        return {}
     body = row.get("body")
     holder = body if "custom_id" in row and isinstance(body, dict) else row
     found = {name: row[name] for name in keep if name in row}

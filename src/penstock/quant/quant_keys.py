@@ -7,8 +7,9 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from penstock.json_keys import Keys, shown
+from penstock.json_keys import LONGEST_SHOWN, Keys, shown
 
+MOST_LISTED = 3  # unknown keys that an error names, so that its advice has room
 INSTEAD = (
     "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8,"
     " AWQ or GPTQ"
@@ -67,6 +68,10 @@ class QuantKeys(Keys):
         """Raises CheckpointError with the names of all keys that were not read."""
         left = [name for name in self.left({}) if self.rest[name] not in ([], {}, False)]
         if left:
-            listed = ", ".join(f"{shown(name)} ({shown(self.rest[name])})" for name in left)
+            listed = ", ".join(
+                f"{shown(name, LONGEST_SHOWN)} ({shown(self.rest[name], LONGEST_SHOWN)})"
+                for name in left[:MOST_LISTED]
+            )
+            listed += f" and {len(left) - MOST_LISTED} more" * (len(left) > MOST_LISTED)
             keys, them = ("key", "is") if len(left) == 1 else ("keys", "are")
             raise self.fail(f"{keys} {listed} {them} not known, and may change numbers: {INSTEAD}")

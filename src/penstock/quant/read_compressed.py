@@ -51,7 +51,10 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
         raise CheckpointError(f"{where}: must be an object, not {shown(raw)}")
     told = QuantKeys(raw, where)
     own = told.text("format", "") or form_name
-    form = _form(QuantKeys(told.object("weights"), f"{where} weights"), own)
+    weights = told.take("weights", None)
+    if not isinstance(weights, dict):
+        raise told.fail(f"weights must be an object, not {shown(weights)}: {INSTEAD}")
+    form = _form(QuantKeys(weights, f"{where} weights"), own)
     narrow = _narrow_rows(told, told.take("input_activations", None), form)
     if told.take("output_activations", None) is not None:
         raise told.fail(f"output_activations are not rounded here: {INSTEAD}")

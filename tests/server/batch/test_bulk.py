@@ -3,6 +3,7 @@ is left behind."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import socket
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from server_fake import Running, running_server
 
 from penstock.server.batch import bulk
+from penstock.server.online.buffered import BufferedBody, ResponseBudget
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
@@ -204,11 +206,26 @@ def test_a_client_that_goes_away_cancels_what_it_asked(server: Running) -> None:
         server.hold(False)
 
 
+async def give_up(body: BufferedBody) -> None:
+    """Gives an answer up, and lets whoever waits go on for a while."""
+    body.give_up()
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
 def test_a_slow_reader_holds_its_own_lines_back(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, given_up: bool
 ) -> None:
     """Of 8 MB of lines whose answers are as long again, with nobody reading: few are asked for,
-    until somebody does."""
+    until somebody does; none at all once the answer was given up to make room for others."""
+    held, hold = list[BufferedBody](), ResponseBudget.hold
+
+    def noted(self: ResponseBudget, pieces: list[bytes]) -> BufferedBody:
+        held.append(hold(self, pieces))
+        return held[-1]
+
+    monkeypatch.setattr(ResponseBudget, "hold", noted)
     monkeypatch.setattr(bulk, "WAITING", 65_536)
     with running_server(tokenizer, max_model_len=4096) as server:
         rows = [
@@ -226,6 +243,13 @@ def test_a_slow_reader_holds_its_own_lines_back(
                 asked = len(server.engine.submitted)
                 time.sleep(0.3)
             assert asked < 6000, "lines were asked for whose answers nobody takes"
+            if given_up:
+                server.on_loop(give_up(held[0]))
+                assert len(server.engine.submitted) == asked
+                told = b"".join(iter(lambda: client.recv(1 << 20), b""))
+                assert len(server.engine.submitted) == asked and not server.engine.open
+                assert told.count(b'"custom_id":') < 6000
+                return
             told = b"".join(iter(lambda: client.recv(1 << 20), b""))
         assert told.count(b'"custom_id":') == 6000 and len(server.engine.submitted) == 6000
 

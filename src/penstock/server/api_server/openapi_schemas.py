@@ -81,7 +81,10 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
         found[form]["properties"] for form in ("CompletionForm", "GenerateForm")
     )
     generate |= {name: completion[name] for name in OUTSIDE}
-    generate["sampling_params"]["properties"] = {name: completion[name] for name in INSIDE}
+    generate["sampling_params"]["properties"] = {
+        **{name: completion[name] for name in INSIDE},
+        "max_tokens": _or_null(told["max_tokens"]),  # 0 is for `echo`, which is not here
+    }
     return found
 
 

@@ -189,16 +189,14 @@ class BulkRun:
     async def _send(self, send: Send) -> None:
         """Sends results as fast as the client reads them."""
         while self._results:
-            results, self._results = self._results, []
             self._held.check()
-            data = b"".join(results)
+            data, self._results = b"".join(self._results), []
             piece = self._service.limits.piece_bytes
             for at in range(0, len(data), piece):
-                await send(
-                    {"type": "http.response.body", "body": data[at : at + piece], "more_body": True}
-                )
-            self._held.check()
-            self._held.add(-len(data))
+                part = data[at : at + piece]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                self._held.check()  # bytes of a body that was given up no longer count
+                self._held.add(-len(part))
 
     async def _gather(self) -> None:
         """Takes the new deltas of lines, and turns ended lines into results."""
@@ -234,6 +232,8 @@ class BulkRun:
                 self._place.count(len(self._body))
                 await asyncio.sleep(0)
             await self._held.until(WAITING)
+            if self._held.given_up:
+                return  # `_send` raises the error once the client reads again
             if line.strip():
                 await self._begin(number, line)
 

@@ -191,7 +191,9 @@ class BaseAnswer:
             made = self._ended(self.part_of, choice, content, prompt, delta, positions, first=first)
             if first and call.return_token_ids and self.tells_prompt:
                 made.prompt_token_ids = prompt.ids
-        head, tail = self._frame if usage is None else self._framed(usage)
+        head, tail = self._frame
+        if usage is not None:  # continuous_usage implies include_usage: the frame ends in a null
+            tail = tail.replace(b'"usage":null', b'"usage":' + _encode(usage), 1)
         return b"".join((head, _encode(made), tail))
 
     def _framed(self, usage: TokenCounts | UnsetType | None) -> tuple[bytes, bytes]:

@@ -74,7 +74,7 @@ class GenerateAnswer(BaseAnswer):
 
     def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> dict[str, msgspec.Raw]:
         if self._call.prompt_logprobs is not None and positions is not None:
-            found = prompt_logprobs(positions, self._spell)
+            found = msgspec.Raw(msgspec.json.encode(prompt_logprobs(positions, self._spell)))
             self.whole = partial(Generated, prompt_logprobs=found)
         return {}
 

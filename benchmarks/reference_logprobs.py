@@ -4,7 +4,8 @@ top-20 logprobs of a checkpoint, by `transformers` in float32 on the CPU.
     python benchmarks/reference_logprobs.py FOLDER REFERENCE.json [--name NAME]
 
 Prompts are random ids of fixed lengths, the same for every vocabulary size: 8 to some 500 tokens.
-Take a small checkpoint with written weights (the demo's folder, or `random_model.py --weights`).
+Take a small trained checkpoint, as the demo's folder: random weights answer so flatly that no wrong
+engine shows, and `penstock bench answers` refuses their reference.
 Knows transformers; nothing of Penstock's engine.
 """
 

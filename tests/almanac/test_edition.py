@@ -154,6 +154,11 @@ def test_shown_figures_hold_the_term_and_those_within_the_run_do_not() -> None:
     assert rate.value == within.value and within.low is not None
     away = math.hypot(math.log(within.low / within.value), edition["gpu"])
     assert rate.low == pytest.approx(within.value * math.exp(-away), rel=1e-5)
+    # a token's time is the GPU's, a first token's and a whole answer's also the queue's
+    for name, term in (("per_token", "gpu"), ("first_token", "host"), ("end_to_end", "host")):
+        told, known = (getattr(each.figures, name).p50 for each in (point, record.points[0]))
+        away = math.hypot(math.log(known.high / known.value), edition[term])
+        assert told.high == pytest.approx(known.value * math.exp(away), rel=1e-5)
     joules = point.board.joules_per_token
     assert joules is not None
     assert joules.high == pytest.approx(0.8 * math.exp(edition["gpu"]), rel=1e-5)

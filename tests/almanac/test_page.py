@@ -186,6 +186,29 @@ def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
         )
 
 
+def test_downloads_have_an_editions_intervals_as_shown_and_what_else_to_read_them_by(
+    tmp_path: Path,
+) -> None:
+    from penstock.almanac.machine_spread import EDITION, shown
+    from penstock.almanac.record import Record
+
+    edited = {"method.edition": EDITION.model_dump(), "method.short": True, "method.starts": 2}
+    answers = {"model": "demo", "reference": "0" * 64, "engine": "e 1", "flags": [], "prompts": 16}
+    answers |= {"positions": 500, "agree": 0.5, "kl": 2.5, "kl_most": 9.0, "wrong": True}
+    of_engine = {"engine.lacks": ["FlashInfer", "DeepGEMM"], "answers": answers}
+    points = [{**point(5.0, firsts(1, 0.1, 9)), "accepted_drafts": 1.5}]
+    made = record("edition0", "e", points, **edited, **of_engine)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "a.json").write_text(json.dumps(made))
+    build(tmp_path / "records", tmp_path / "page")
+    (row,) = csv_rows(tmp_path / "page" / "data")
+    rate = shown(Record.model_validate(made))[0].figures.output_rate
+    assert rate is not None and rate.low is not None and rate.low < 0.7 * rate.value
+    assert float(row["output_rate_low"]) == pytest.approx(rate.low)
+    assert (row["lacks"], row["answers_kl"]) == ("FlashInfer; DeepGEMM", "2.5")
+    assert (row["answers_wrong"], row["accepted_drafts"]) == ("1", "1.5")
+
+
 def test_files_that_are_no_records_are_named_and_the_others_stay(
     records: Path, tmp_path: Path
 ) -> None:

@@ -117,11 +117,23 @@ def test_a_dropped_edition_is_told_as_the_almanacs_own(ask: Any) -> None:
     assert dropped.replace(" · yours", "").replace("\t2\t", "\t1\t") == built
 
 
+def test_first_tokens_of_an_editions_open_points_hold_what_hosts_differ_by(ask: Any) -> None:
+    reader = ask([on_gpu("busy0000", "swift", 10.0, watts=500.0, **EDITED)])
+    reader.page.click(".rank-name >> nth=0")
+    ratios = []
+    for title in ("First token", "A token"):
+        row = reader.texts(f"#drawer-body tr:has(td:text-is('{title}')) td")
+        low, high = row[2].split("(")[1].split(" to ")
+        ratios.append(float(high.split()[0]) / float(low.split()[0]))
+    assert ratios[0] > 2.5 > 1.2 > ratios[1]
+
+
 def test_power_has_its_column_and_runs_without_are_shown_as_lacking_it(ask: Any) -> None:
     records = [on_gpu("power000", "swift", 10.0, watts=512.0), on_gpu("none0000", "slow", 5.0)]
     reader = ask(records)
     assert [
-        ("J/token" in note, "power not measured" in note) for note in reader.texts(".rank-note")
+        ("J/token at best" in note, "power not measured" in note)
+        for note in reader.texts(".rank-note")
     ] == [
         (True, False),
         (False, True),
@@ -144,6 +156,8 @@ def test_an_engine_that_answers_wrongly_is_marked_and_ranked_last(ask: Any) -> N
     assert reader.text("#answer").startswith("slow 1.0")
     assert "answers wrongly (2.5 nats from float32): not ranked" in reader.texts(".rank-note")[2]
     assert "0.0005 nats from float32" in reader.texts(".rank-note")[0]
+    reader.page.click(".rank-name >> nth=0")
+    assert "over 500 positions of demo with no flags" in reader.text("#drawer-body")
     reader.open("#summary")
     assert "fast 1.0" not in reader.text("#summary-body")
     reader.open("#findings")
@@ -216,6 +230,34 @@ def test_prices_have_their_date_and_the_reader_changes_them(ask: Any) -> None:
     reader.wait("#answer", "at your $7.00 an hour")
 
 
+def test_engines_of_other_builds_and_of_random_weights_are_told_as_they_can_be_had(
+    ask: Any,
+) -> None:
+    variables = {"CUDA_HOME": "/cuda", "CUDA_PATH": "/cuda", "VLLM_X": "1"}
+    told = {
+        "engine.version": "0.33.0+cu129",
+        "engine.configuration": {
+            "name": "default",
+            "flags": [],
+            "files": {},
+            "environment": variables,
+        },
+    }
+    reader = ask([on_gpu("build000", "vllm", 10.0, **told)])
+    reader.page.click(".rank-name >> nth=0")
+    command = reader.texts("#drawer-body .command code")[0]
+    assert command == "pip install vllm==0.33.0 && VLLM_X=1 vllm serve it"
+    app = reader.page.locator("#drawer-body details pre").first.text_content()
+    assert '"vllm==0.33.0"' in app and "CUDA_" not in app
+    hub = ask([on_gpu("hub00000", "transformers", 10.0, **{"model.weights": "random"})])
+    hub.page.click(".rank-name >> nth=0")
+    command = hub.texts("#drawer-body .command code")[0]
+    assert command.startswith("pip install 'transformers[serving]==1.0' torch && ")
+    body = hub.text("#drawer-body")
+    assert "benchmarks/random_model.py makes such a folder of Test-1B" in body
+    assert "as a Modal app" not in body
+
+
 def test_an_engine_is_one_command_and_a_modal_app_that_python_reads(ask: Any) -> None:
     told = {
         "engine.version": "0.33.0",
@@ -254,7 +296,8 @@ def test_a_jobs_hours_dollars_and_joules_are_those_of_its_rates(ask: Any) -> Non
     # seconds: a = 0.6 / 990, b = 3.9 / 990 us a token in and out
     seconds = 1e6 * (500 * 0.6060606e-6 + 200 * 3.939394e-6)
     assert seconds == pytest.approx(1090.9, abs=0.1)
-    assert row[0] == "swift 1.0" and row[1].startswith("18.2 min")
+    assert row[0] == "swift 1.0" and row[1] == "18.2 min (no interval)"
+    assert "takes 18.2 min (no interval), for" in reader.text("#job-answer")
     assert row[3].startswith("$1.21") and row[5] == "by a line through 2 shapes"
     assert row[4].startswith("0.152 kWh")  # 500 W
     reader.open("#job?jr=1000000&ji=1000&jo=100")
@@ -263,7 +306,49 @@ def test_a_jobs_hours_dollars_and_joules_are_those_of_its_rates(ask: Any) -> Non
     assert row[5] == "measured at 1,000 in, 100 out"
     reader.open("#job?jr=10&ji=90000&jo=200")
     assert "no run near 90,200 tokens a request" in reader.texts("#job-table tbody td")[5]
-    assert reader.text("#job-answer").startswith("Can't be told.")
+    assert reader.text("#job-answer").startswith("Not known.")
+    # 5 % from a measured length is another length
+    reader.open("#job?jr=1000000&ji=1050&jo=100")
+    assert reader.texts("#job-table tbody td")[5] == "by a line through 2 shapes"
+
+
+def test_a_jobs_next_engine_follows_by_a_ratio_with_its_interval_or_not_significantly(
+    ask: Any,
+) -> None:
+    lacking = {"engine.lacks": ["FlashInfer"]}
+    same = "#job?ji=1024&jo=128&jr=1000000"
+    reader = ask(
+        [on_gpu("job00000", "swift", 10.0), on_gpu("job00001", "slow", 5.0, **lacking)], same
+    )
+    said = reader.text("#job-answer")
+    assert "slow 1.0 follows with" in said and ", 2 (1.94 to 2.06) times as long" in said
+    assert "(slow 1.0 without FlashInfer)" in said
+    reader = ask([on_gpu("job00000", "swift", 10.0), on_gpu("job00001", "near", 9.9)], same)
+    assert "No significant difference from near 1.0, the next: ratio 1.01 (" in reader.text(
+        "#job-answer"
+    )
+
+
+def test_a_job_whose_runs_cannot_be_read_says_so(ask: Any) -> None:
+    reader = ask([on_gpu("job00000", "swift", 10.0)], "#summary")
+    for path in (reader.folder / "data").glob("g*.js"):
+        path.unlink()
+    reader.open("#job")
+    reader.wait("#said", "which lies beside the page, cannot be read.")
+    missing = [each for each in reader.faults if "ERR_FILE_NOT_FOUND" in each]
+    assert reader.faults == missing
+    reader.faults.clear()
+
+
+def test_a_wrong_engine_leads_at_no_goal_of_the_summary(ask: Any) -> None:
+    wrong = {**ANSWERS, "kl": 2.5, "kl_most": 9.0, "wrong": True}
+    records = [on_gpu("wrong000", "fast", 50.0, answers=wrong), on_gpu("right000", "slow", 10.0)]
+    for each in [at for made in records for at in made["points"][1:3]]:
+        met = float(each["rate"] in (50.0, 10.0))
+        goal = {"seconds": 1.0, "share": met, "low": met, "high": met, "goodput": each["rate"]}
+        each["goals"] = [goal]
+    reader = ask(records, "#summary")
+    assert reader.texts("#summary-body tbody td")[-1] == "slow 1.0: 10"
 
 
 def test_a_job_of_one_shape_alone_and_of_none_is_said_so(ask: Any) -> None:
@@ -272,6 +357,12 @@ def test_a_job_of_one_shape_alone_and_of_none_is_said_so(ask: Any) -> None:
     reader.page.fill("#job-rows", "-3")
     reader.page.keyboard.press("Tab")
     reader.wait("#job-fault", "-3 is not taken: give a number from 1")
+    reader.page.fill("#job-price", "-3")
+    reader.page.keyboard.press("Tab")
+    reader.wait("#job-fault", "-3 is not taken: give a number from 0")
+    reader.page.fill("#job-price", "")
+    reader.page.keyboard.press("Tab")
+    reader.page.wait_for_function("document.getElementById('job-fault').hidden")
 
 
 def test_a_model_that_was_measured_elsewhere_takes_the_job_to_its_machine(ask: Any) -> None:
@@ -291,9 +382,7 @@ def test_a_jobs_samples_are_taken_from_shared_prompts_and_its_tail_is_simulated(
     reader.open("#job")
     reader.page.click("text=1,319 problems x n = 128")
     reader.wait("#job-table", "tokens a second of monkeys")
-    assert "How long your model's longest answers are the simulator can't tell" in reader.text(
-        "#job-answer"
-    )
+    assert "Your model's longest answers may be longer" in reader.text("#job-answer")
     # of 64 samples a token is due each 0.64 s at full load, each 0.128 s where they are alone
     rate, single, full = 1.25 * 0.8 / 0.05 * 128, 64 * 0.002, 64 * 0.01
     holds, seconds, left, token = rate * full, 0.0, 0.0, 0
@@ -303,6 +392,9 @@ def test_a_jobs_samples_are_taken_from_shared_prompts_and_its_tail_is_simulated(
     tail = (seconds - left / rate) / 60
     assert reader.texts("#job-table tbody td")[2] == f"{tail:.3g} min"
     assert "jn=128" in reader.page.url
+    reader.open("#job?jn=128&ji=512&jo=600")  # more than twice as long as what was measured
+    why = "no full load of single prompts was measured, and that of shared ones is of other lengths"
+    assert reader.texts("#job-table tbody td")[5] == why
 
 
 # --- bad input

@@ -27,6 +27,8 @@ from penstock.cli.root import app
 from penstock.errors import EngineError, UsageError
 
 TEXTS = {str(token): f"<{token}>" for token in range(100)}
+LATER = dict.fromkeys(range(10, 28), -12.0)
+FIRST, SECOND = {5: -0.1, 6: -2.5, **LATER}, {7: -0.2, 8: -1.9, **LATER}
 
 
 def ids(values: dict[int, float]) -> dict[str, float]:
@@ -55,8 +57,16 @@ def test_tokens_that_an_engine_does_not_name_count_as_its_least_one() -> None:
     assert divergence(told, {}, TEXTS) == math.log(20)
 
 
+@pytest.mark.parametrize("found", [{1: -0.7, 2: math.nan}, {1: math.nan, 2: -0.7}, {1: -math.inf}])
+def test_logprobs_that_are_no_numbers_diverge_as_much_as_nothing_known(
+    found: dict[int, float],
+) -> None:
+    told = [(1, math.log(0.5)), (2, math.log(0.5))]
+    assert divergence(told, ids(found), TEXTS) == math.log(20)
+
+
 def reference() -> Reference:
-    top = [[(5, -0.1), (6, -2.5)], [(7, -0.2), (8, -1.9)]]
+    top = [list(FIRST.items()), list(SECOND.items())]
     return Reference("tiny", [[1, 2], [3]], [[5, 7], [5, 7]], [top, top], TEXTS)
 
 
@@ -97,7 +107,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]) -> Answers:
 
 @pytest.mark.parametrize("form", ["ids", "texts", "content"])
 def test_a_right_engine_diverges_by_nothing(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    made = asked(monkeypatch, answer([{5: -0.1, 6: -2.5}, {7: -0.2, 8: -1.9}], form))
+    made = asked(monkeypatch, answer([FIRST, SECOND], form))
     assert (made.agree, made.positions, made.wrong) == (1.0, 4, False)
     assert made.kl < 1e-9 and made.engine == "e 1" and made.flags == ["-a"]
 
@@ -115,13 +125,40 @@ def test_an_engine_that_answers_wrongly_shows(monkeypatch: pytest.MonkeyPatch, f
 def test_an_answer_that_ends_early_counts_against_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = asked(monkeypatch, answer([{5: -0.1, 6: -2.5}], "ids"))
+    made = asked(monkeypatch, answer([FIRST], "ids"))
     assert (made.agree, made.positions, made.wrong) == (0.5, 4, True)
 
 
-def test_an_engine_without_logprobs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_wrong_at_most_prompts_is_wrong_however_long_it_is_right_at_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = answer([FIRST] * 32, "ids")
+    garbage = answer([{6: -0.1, 5: -4.0}] * 32, "ids")
+    monkeypatch.setattr(
+        answer_check, "_post", lambda target, body: right if body["prompt"] == [0] else garbage
+    )
+    asked_for = Reference(
+        "tiny", [[at] for at in range(4)], [[5] * 32] * 4, [[list(FIRST.items())] * 32] * 4, TEXTS
+    )
+    made = measure_answers(Endpoint("127.0.0.1", 1, model="m"), asked_for, "0" * 64, "e 1", [])
+    assert made.positions == 32 + 3  # of which 32 are right
+    assert made.wrong and made.kl > 3 * WRONG_KL
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        {"tokens": None, "top_logprobs": None},
+        {"tokens": ["token_id:5", "token_id:7"], "top_logprobs": [{"token_id:5": -0.1}]},
+        {"content": [{"id": 5, "top_logprobs": None}]},
+    ],
+)
+def test_an_engine_without_logprobs_is_named(
+    monkeypatch: pytest.MonkeyPatch, logprobs: dict[str, Any] | None
+) -> None:
     with pytest.raises(EngineError, match="answered without logprobs of 20 tokens"):
-        asked(monkeypatch, {"choices": [{"logprobs": None}]})
+        asked(monkeypatch, {"choices": [{"logprobs": logprobs}]})
 
 
 @pytest.mark.parametrize(
@@ -134,6 +171,55 @@ def test_a_file_that_is_no_reference_is_refused_in_a_line(tmp_path: Path, text: 
         read_reference(tmp_path / "r.json")
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"top": [[list(FIRST.items())], [list(FIRST.items())]]}, "differ in length"),
+        ({"tokens": [[], []], "top": [[], []]}, "a prompt or a position without tokens"),
+        ({"top": [[[], []], [[], []]]}, "a prompt or a position without tokens"),
+        ({"top": [[[(at, -3.1) for at in range(20)]] * 2] * 2}, "too flat to show a wrong engine"),
+    ],
+)
+def test_a_reference_that_can_show_no_wrong_engine_is_refused_in_a_line(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(msgspec.json.encode(reference()))
+    assert read_reference(path)[0] == reference()
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(reference(), **changes)))
+    with pytest.raises(UsageError, match=rf"r\.json.*{why}"):
+        read_reference(path)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fault"),
+    [
+        (["--dtype", "bfloat16"], ("--dtype=bfloat16", "--max-model-len", "9"), None),
+        (["--dtype", "bfloat16"], (), "--dtype bfloat16, and none is measured"),
+        ([], ("--quantization", "fp8"), "--quantization left out, and fp8 is measured"),
+        (["--kv-cache-dtype=fp8"], ("--kv-cache-dtype", "auto"), "fp8, and auto is measured"),
+    ],
+)
+def test_answers_at_one_precision_vouch_for_no_other(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    theirs: list[str],
+    ours: tuple[str, ...],
+    fault: str | None,
+) -> None:
+    from penstock.cli.bench_commands import _answers_of
+
+    subject = run_of(tmp_path, *ours).subject
+    made = asked(monkeypatch, answer([FIRST, SECOND], "ids"))
+    made = made.model_copy(update={"engine": "fake 1.2", "flags": theirs})
+    (tmp_path / "a.json").write_text(made.model_dump_json())
+    if fault is None:
+        assert _answers_of(tmp_path / "a.json", subject) == made
+        return
+    with pytest.raises(UsageError, match=fault):
+        _answers_of(tmp_path / "a.json", subject)
+
+
 def test_a_record_holds_its_engines_answers_and_none_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +228,8 @@ def test_a_record_holds_its_engines_answers_and_none_of_another(
 
     (record,) = run_all(replace(run_of(tmp_path / "run"), answers=made))
     assert record.answers == made
-    assert "answers wrongly: ranked last" in (tmp_path / "run/8x4/table.txt").read_text()
+    table = (tmp_path / "run/8x4/table.txt").read_text()
+    assert "answers wrongly: ranked last" in table and "alike, with -a" in table
     (tmp_path / "answers.json").write_text(made.model_dump_json())
     words = ["bench", "run", "--engine", "penstock", "--model", "demo", "--shape", "8x4"]
     told = CliRunner().invoke(app, [*words, "--answers", str(tmp_path / "answers.json")])
@@ -161,8 +248,8 @@ class _Right(BaseHTTPRequestHandler):
         length = int(self.headers["content-length"])
         asked = json.loads(self.rfile.read(length))
         assert (asked["logprobs"], asked["temperature"], asked["max_tokens"]) == (20, 0.0, 2)
-        rows = [{5: -0.1, 6: -2.5}, {7: -0.2, 8: -1.9}]
-        told = json.dumps({"error": "no"} if self.refuses else answer(rows, "ids")).encode()
+        told = {"error": "no"} if self.refuses else answer([FIRST, SECOND], "ids")
+        told = json.dumps(told).encode()
         self.send_response(400 if self.refuses else 200)
         self.send_header("content-length", str(len(told)))
         self.end_headers()
@@ -181,15 +268,15 @@ def test_the_command_writes_answers_or_says_in_a_line_why_not(
     with ThreadingHTTPServer(("127.0.0.1", 0), _Right) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         words = ["bench", "answers", f"http://127.0.0.1:{server.server_port}", "--model", "m"]
-        files = ["--reference", str(tmp_path / "ref.json"), "--out", str(tmp_path / "a.json")]
+        files = ["--reference", str(tmp_path / "ref.json"), "--out", str(tmp_path / "new/a.json")]
         told = CliRunner().invoke(app, [*words, *files, "--engine-name", "e"])
         server.shutdown()
     if refuses:
         assert told.exit_code == 1 and "status 400" in told.output
-        assert not (tmp_path / "a.json").exists()
+        assert not (tmp_path / "new/a.json").exists()
     else:
         assert "e unknown answers right: divergence" in told.output
-        assert answer_check.read_answers(tmp_path / "a.json").positions == 4
+        assert answer_check.read_answers(tmp_path / "new/a.json").positions == 4
 
 
 def test_a_reference_is_greedy_and_its_logprobs_fall(tmp_path: Path) -> None:

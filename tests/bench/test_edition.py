@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import subprocess
-import sys
+import http.client
+import io
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import QUICK, run_of
+from bench_runs import QUICK, fake_peer, run_of
 from made_samples import open_loop
 from typer.testing import CliRunner
 
@@ -23,6 +21,7 @@ from penstock.almanac.record import Gpu
 from penstock.almanac.validate import validate
 from penstock.bench import board_sampler
 from penstock.bench.board_sampler import Boards, BoardSampler, sampler_of
+from penstock.bench.compare import compare, print_comparison
 from penstock.bench.point_planner import (
     EDITION,
     OPEN,
@@ -62,6 +61,22 @@ def test_an_edition_measures_both_starts_within_eight_minutes(most: float, slow:
     assert all(20.0 <= plan.window <= 40.0 + 1e-9 for plan in opened)
 
 
+def test_an_edition_counts_the_time_after_a_window_as_long_as_it_may_be() -> None:
+    found: list[PointResult] = []
+    while (plan := next_plan(EDITION, found)) is not None:
+        # requests end 120 s after their first token where others run beside them
+        loaded = 30.0 if plan.kind == SINGLE else 120.0
+        found.append(replace(result(plan, 60.0, 1.0), loaded=loaded))
+    assert sum(each.took for each in found) <= 450
+
+
+def test_a_number_at_once_that_was_asked_for_stays_and_makes_no_edition() -> None:
+    assert EDITION.of_samples(64).at_once == 4096 // 64
+    asked = replace(EDITION, at_once=640)
+    assert asked.of_samples(64).at_once == 10
+    assert EDITION.keeps_edition and not replace(EDITION, at_once=2000).keeps_edition
+
+
 def test_shapes_share_the_starts_of_an_edition_and_a_stopped_one_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +96,13 @@ def test_shapes_share_the_starts_of_an_edition_and_a_stopped_one_goes_on(
     assert len(list((tmp_path / "two").rglob("server-*.log"))) == 2
     # these windows are below the edition's: the records say no more than that they are short
     assert all(record.method.edition is None and record.method.short for record in records)
+
+
+def test_a_shape_that_is_refused_costs_the_others_no_start_of_the_server(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "most=7", settings=replace(QUICK, edition=True))
+    refused, done = run_all(replace(run, works=[workload("8x4"), workload("6x3")]))
+    assert [each.kind for each in refused.failures] == ["refused"] and done.failures == []
+    assert len(list(tmp_path.rglob("server-*.log"))) == 1
 
 
 @pytest.mark.parametrize(("window", "term"), [(20.0, TERM), (19.0, None)])
@@ -205,6 +227,7 @@ def test_where_power_cannot_be_read_a_line_says_so_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, told = run_of(tmp_path), []
+    monkeypatch.setattr(board_sampler, "identity", lambda: None)
     with sampler_of(run, None, told.append) as none:
         assert none is None
     assert told == []  # no GPU: nothing to say
@@ -220,6 +243,14 @@ def test_where_power_cannot_be_read_a_line_says_so_and_the_run_goes_on(
     with sampler_of(run, "0", told.append) as none:
         assert none is None
     assert told[1:] == ["the record has no power: NVML's nvmlInit_v2 returned 3"]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    for elsewhere in (
+        on(run, "gpu-another"),
+        replace(run, subject=replace(run.subject, peer=None, url="http://far.example:8000")),
+    ):
+        with sampler_of(elsewhere, "0", told.append) as none:
+            assert none is None
+        assert told.pop() == "the record has no power: the record's machine is not this one"
 
 
 def test_samples_of_a_folder_without_power_stay_as_they_were(tmp_path: Path) -> None:
@@ -255,9 +286,30 @@ def test_accepted_drafts_are_the_difference_of_two_counters() -> None:
     assert before == [4.0, 2.0] and accepted(before, after) == 3.0
     assert counted("e:drafts_total 5") is None and read_counters(None, names) is None
     assert accepted(before, before) is None and accepted(None, after) is None
+    for text in ("nan", "+Inf", "many"):
+        assert counted(f"e:accepted_total 3\ne:drafts_total {text}") is None
 
 
-# --- machines, and the script of an edition
+@pytest.mark.parametrize("error", [OSError("gone"), http.client.IncompleteRead(b"")])
+def test_counters_of_a_server_that_does_not_answer_are_unknown(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from penstock.bench.draft_counters import read_counters
+
+    def fails(self: Metrics, path: str) -> str:
+        raise error
+
+    monkeypatch.setattr(Metrics, "get", fails)
+    assert read_counters(Metrics(""), ["a", "b"]) is None  # type: ignore[arg-type]
+
+
+def test_a_server_without_metrics_is_measured_without_drafts(tmp_path: Path) -> None:
+    (record,) = run_all(run_of(tmp_path, "metrics=no", peer=fake_peer(drafts=["a", "b"])))
+    assert record.points and record.failures == []
+    assert all(point.accepted_drafts is None for point in record.points)
+
+
+# --- machines
 
 
 def on(run: Any, identity: str | None) -> Any:
@@ -282,7 +334,7 @@ def test_a_run_goes_on_on_another_machine_only_where_its_record_names_both(
     monkeypatch.setattr(measure_shape, "next_plan", only(0))
     run_all(on(run, "gpu-one"))
     monkeypatch.setattr(measure_shape, "next_plan", whole)
-    with pytest.raises(UsageError, match="was begun on gpu-one, and this machine has no name"):
+    with pytest.raises(UsageError, match="was begun on gpu-one, and this machine is one without"):
         run_all(on(run, None))
     (record,) = run_all(on(run, "gpu-two"))
     assert record.machine.identity == "gpu-one"
@@ -298,8 +350,29 @@ def test_a_start_that_another_machine_began_is_not_gone_on_with(tmp_path: Path) 
     folder = RunFolder(tmp_path / "8x4", fingerprint(run, workload("8x4")))
     folder.on_machine(0, "gpu-one")
     folder.close()
+    way_out = r"start 0 in .* begun on gpu-one, and this machine is gpu-two: .* or remove (\S+): "
+    with pytest.raises(UsageError, match=way_out) as refused:
+        run_all(on(run, "gpu-two"))
+    assert f"remove {tmp_path / '8x4'}: this shape is then measured anew" in str(refused.value)
+
+
+def test_a_start_that_a_machine_without_a_name_measured_gets_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.bench import measure_shape
+
+    run = run_of(tmp_path, settings=replace(QUICK, starts=2))
+    whole = measure_shape.next_plan
+    monkeypatch.setattr(
+        measure_shape, "next_plan", lambda settings, found: None if found else whole(settings, [])
+    )
+    (record,) = run_all(on(run, None))
+    assert len(record.points) == 1 and record.machine.identity is None
+    (record,) = run_all(on(run, "gpu-two"))  # nothing is left to measure
+    assert record.machine.identity is None
+    monkeypatch.setattr(measure_shape, "next_plan", whole)
     with pytest.raises(
-        UsageError, match=r"start 0 in .* begun on gpu-one, and this machine is gpu-two"
+        UsageError, match=r"begun on one without a name .*, and this machine is gpu"
     ):
         run_all(on(run, "gpu-two"))
 
@@ -312,7 +385,9 @@ def test_a_machines_name_is_a_checksum_of_its_gpus_or_of_its_system(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(machine_probe, "SYSTEM_ID", tmp_path / "machine-id")
     assert machine_probe.identity() is None
-    (tmp_path / "machine-id").write_text("0123\n")
+    (tmp_path / "machine-id").write_text("uninitialized\n")
+    assert machine_probe.identity() is None
+    (tmp_path / "machine-id").write_text(f"{'0123' * 8}\n")
     system = machine_probe.identity()
     assert system is not None and system.startswith("host-") and "0123" not in system
     ids = [f"GPU-{at}1e0a8d4-3c0d-4f6e-9b0a-0123456789ab" for at in range(2)]
@@ -327,32 +402,16 @@ def test_a_machines_name_is_a_checksum_of_its_gpus_or_of_its_system(
 def test_what_an_installation_lacks_stands_in_the_record(tmp_path: Path) -> None:
     (record,) = run_all(run_of(tmp_path, lacks=("FlashInfer", "DeepGEMM")))
     assert record.engine.lacks == ["FlashInfer", "DeepGEMM"]
+    print_comparison(compare(record, record), out := io.StringIO())
+    assert "not alike: A's installation lacks FlashInfer, DeepGEMM" in out.getvalue()
 
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "edition.sh"
+def test_variables_of_engines_and_their_kernels_stand_in_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from penstock.cli.bench_subject import _inherited
 
-
-def test_the_script_prints_commands_that_the_command_line_reads(tmp_path: Path) -> None:
-    words = ["bash", str(SCRIPT), "--print", str(tmp_path / "out"), "llama-3.2-1b", "qwen3-30b-a3b"]
-    environment = {**os.environ, "REFERENCE": "ref.json", "PRICE": "3.5", "PYTHON": sys.executable}
-    told = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0 and not (tmp_path / "out").exists()
-    commands = [shlex.split(line) for line in told.stdout.splitlines()]
-    runs = [each for each in commands if each[3:5] == ["bench", "run"]]
-    names = {each[each.index("--configuration") + 1] for each in runs}
-    assert len(runs) == 10 and names == {"default", "batch", "fa3", "triton"}
-    reads = CliRunner()
-    for each in commands:
-        if each[1] == "-m":
-            # refused for what is not here, not for how it is written
-            said = reads.invoke(app, [*each[3:], "--seed", "x"] if each[4] == "run" else each[3:])
-            assert "--seed" in said.output or "ref.json is no reference" in said.output
-    shapes = [word for word in runs[0] if word.startswith("--shape=")]
-    assert shapes == [
-        f"--shape={each}" for each in ("128x1024", "1024x128", "1000x1000", "monkeys")
-    ]
-
-
-def test_the_script_says_what_it_does_where_nothing_is_asked() -> None:
-    told = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, timeout=60)
-    assert told.returncode == 2 and "scripts/edition.sh [--print] OUT" in told.stderr
+    heeded = {"SGLANG_X": "1", "FLASHINFER_X": "2", "TRITON_X": "3"}
+    for name, value in {**heeded, "SGLANG_API_KEY": "x"}.items():
+        monkeypatch.setenv(name, value)
+    assert _inherited().items() >= heeded.items() and "SGLANG_API_KEY" not in _inherited()

@@ -6,6 +6,8 @@ says=TEXT is its last word less=N         it sends N tokens fewer than asked    
 the finish_reason that it tells begins=no      it ends before it serves
 count=FILE       its process id is added at each start
 hold=FILE        it answers nothing while the file is there
+metrics=no       it has no /metrics
+most=N           it refuses prompts of more than N tokens
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ class Engine:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if self.told.get("metrics") == "no" and head.startswith(b"GET /metrics"):
+                    writer.write(with_length(b"404 Not Found", b"{}"))
+                    continue
                 if head.startswith(b"GET"):
                     writer.write(with_length(b"200 OK", b"{}"))
                     continue
@@ -56,6 +61,9 @@ class Engine:
     async def answer(self, asked: dict[str, object], writer: asyncio.StreamWriter) -> None:
         prompt, tokens = asked["prompt"], int(str(asked["max_tokens"]))
         count = len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
+        if count > self.number("most"):
+            writer.write(with_length(b"400 Bad Request", b'{"error": "too long"}'))
+            return
         self.there += 1
         if self.there > self.number("dies_above"):
             print(

@@ -36,6 +36,9 @@ SOURCE = (
     " work on H200s of different days, 20 to 26 Nov 2026. gpu: 10 figures of 4 works. host: 6"
     " figures of vLLM 0.26.0 with a 1B, held by one core. No machine was measured thrice on purpose"
 )
+# Figures that wait in queues: at an open point, a machine that serves a little slower may lengthen
+# them by much, and the GPU's term is of rates.
+QUEUED = ("first_token", "first_token_actual", "end_to_end", "end_to_end_actual")
 BUSY_GPU = 0.9  # least share of a window in which kernels ran, if the GPU is said to decide
 
 
@@ -67,8 +70,10 @@ def over_machines(method: Method, point: Point) -> Figures:
     """Returns a load level's figures as they are shown and compared: those of the edition's method
     with the term for another machine of the kind. (Within a run, as when offered and completed
     rates are compared, figures stay without it.)"""
-    away = _apart(method, point)
-    return point.figures if not away else _widened(point.figures, away)
+    away, queued = _apart(method, point), apart(method.edition, None)
+    if not away:
+        return point.figures
+    return _widened(point.figures, away, queued if point.kind == "open" else away)
 
 
 def shown(record: Record) -> list[Point]:
@@ -92,11 +97,12 @@ def apart_at_most(record: Record) -> float:
     return apart(record.method.edition, whole[0].busy if whole else None)
 
 
-def _widened(figures: Figures, away: float) -> Figures:
+def _widened(figures: Figures, away: float, queued: float) -> Figures:
     told: dict[str, Any] = {}
     for name, each in figures:
         if isinstance(each, Spread):
-            told[name] = Spread(**{key: over(value, away) for key, value in each})
+            term = queued if name in QUEUED else away
+            told[name] = Spread(**{key: over(value, term) for key, value in each})
         else:
             told[name] = each and over(each, away)
     return Figures(**told)

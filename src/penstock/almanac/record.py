@@ -29,7 +29,7 @@ FULL = {
     "window": 60.0,
     "enough": 1000,
 }
-WRONG_KL = 0.5  # nats, mean of all positions, above which an engine answers wrongly
+WRONG_KL = 0.5  # nats, mean over prompts, above which an engine answers wrongly
 EDITION_WINDOW, EDITION_STARTS = 20.0, 2  # least values of the edition's method
 
 # Control characters other than line ends and tabs; marks that turn or hide the text around them;
@@ -318,8 +318,8 @@ class Answers(RecordForm):
     """How rightly the engine answers: its top-20 logprobs against those of transformers in
     float32, of a small checkpoint, up to the first other token of each answer. reference: checksum
     of the reference's file. flags: of the server that was asked. agree: share of all tokens that
-    were the reference's. kl: mean divergence in nats; kl_most: the greatest. wrong: kl is above
-    WRONG_KL, so that the record is ranked last."""
+    were the reference's. kl: mean of the prompts' mean divergences, in nats; kl_most: the greatest
+    of a position. wrong: kl is above WRONG_KL, so that the record is ranked last."""
 
     model: Word
     reference: Hash

@@ -27,6 +27,7 @@ from penstock.errors import EngineError, UsageError
 
 TOP = 20
 PATIENCE = 300.0  # seconds for all answers
+MOST_THREADS = 64  # prompts in flight
 _BY_ID = "token_id:"
 
 
@@ -42,7 +43,8 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 def read_reference(path: Path) -> tuple[Reference, str]:
-    """Returns the reference and its file's checksum. Raises UsageError for another file."""
+    """Returns the reference and its file's checksum. Raises UsageError for another file, and for a
+    reference whose answers are so flat that an engine of any answers would be right."""
     try:
         content = path.read_bytes()
         told = msgspec.json.decode(content, type=Reference)
@@ -51,9 +53,24 @@ def read_reference(path: Path) -> tuple[Reference, str]:
             f"{path} is no reference ({error}): benchmarks/reference_logprobs.py makes one",
             param="reference",
         ) from error
-    if not len(told.prompts) == len(told.tokens) == len(told.top) > 0:
+    lengths = [[len(each) for each in rows] for rows in (told.tokens, told.top)]
+    if not len(told.prompts) == len(told.tokens) > 0 or lengths[0] != lengths[1]:
         raise UsageError(f"{path}: prompts, tokens and top differ in length", param="reference")
+    if 0 in lengths[0] or not all(top for rows in told.top for top in rows):
+        raise UsageError(f"{path} has a prompt or a position without tokens", param="reference")
+    if np.mean([_sureness(top) for rows in told.top for top in rows]) < 2 * WRONG_KL:
+        raise UsageError(
+            f"{path}: its answers are too flat to show a wrong engine: take a trained checkpoint",
+            param="reference",
+        )
     return told, hashlib.sha256(content).hexdigest()
+
+
+def _sureness(top: list[tuple[int, float]]) -> float:
+    """Returns the divergence of an engine to which all of a position's tokens are alike likely."""
+    p = np.array([value for _, value in top])
+    p = p - np.logaddexp.reduce(p)
+    return math.log(len(p)) + float((np.exp(p) * p).sum())
 
 
 def read_answers(path: Path) -> Answers:
@@ -71,36 +88,31 @@ def read_answers(path: Path) -> Answers:
 def measure_answers(
     target: Endpoint, reference: Reference, checksum: str, engine: str, flags: list[str]
 ) -> Answers:
-    """Asks the engine for each prompt's continuation, and compares. Raises EngineError for an
-    answer that has no logprobs, and for a failed request."""
-    with ThreadPoolExecutor(len(reference.prompts)) as pool:
-        told = list(
-            pool.map(lambda at: _answer(target, reference, at), range(len(reference.prompts)))
-        )
-    found = [
-        each
-        for at, (tokens, top) in enumerate(told)
-        for each in _positions(reference, at, tokens, top)
-    ]
-    divergences = np.array([kl for kl, _ in found])
-    agree = sum(same for _, same in found) / sum(len(each) for each in reference.tokens)
-    kl = float(divergences.mean())
+    """Asks the engine for each prompt's continuation, and compares. Each prompt counts alike: one
+    whose first token differs has a single position. Raises EngineError for an answer that has no
+    logprobs, and for a failed request."""
+    count = len(reference.prompts)
+    with ThreadPoolExecutor(min(count, MOST_THREADS)) as pool:
+        told = list(pool.map(lambda at: _answer(target, reference, at), range(count)))
+    found = [list(_positions(reference, at, rows)) for at, rows in enumerate(told)]
+    agree = sum(same for each in found for _, same in each) / sum(map(len, reference.tokens))
+    kl = float(np.mean([np.mean([one for one, _ in each]) for each in found]))
     return Answers(
         model=word(reference.model),
         reference=checksum,
         engine=word(engine),
         flags=[line(each) for each in flags],
-        prompts=len(reference.prompts),
-        positions=len(found),
+        prompts=count,
+        positions=sum(map(len, found)),
         agree=round(agree, 6),
         kl=float(f"{kl:.4g}"),
-        kl_most=float(f"{divergences.max():.4g}"),
+        kl_most=float(f"{max(one for each in found for one, _ in each):.4g}"),
         wrong=kl > WRONG_KL,
     )
 
 
-def _answer(target: Endpoint, reference: Reference, at: int) -> tuple[list[str], list[Any]]:
-    """Returns the answer's tokens and their likeliest tokens' logprobs, by name."""
+def _answer(target: Endpoint, reference: Reference, at: int) -> list[tuple[str, Any]]:
+    """Returns each token of the answer with its likeliest tokens' logprobs, by name."""
     count = len(reference.tokens[at])
     body = {
         "model": target.model,
@@ -116,11 +128,12 @@ def _answer(target: Endpoint, reference: Reference, at: int) -> tuple[list[str],
         logprobs = answer["choices"][0]["logprobs"]
         if "content" in logprobs:
             rows = logprobs["content"]
-            return [_name(row) for row in rows], [
-                {_name(each): each["logprob"] for each in row["top_logprobs"]} for row in rows
+            return [
+                (_name(row), {_name(each): each["logprob"] for each in row["top_logprobs"]})
+                for row in rows
             ]
-        return logprobs["tokens"], logprobs["top_logprobs"]
-    except (KeyError, IndexError, TypeError) as error:
+        return list(zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(
             f"{target.url} answered without logprobs of {TOP} tokens: {str(answer)[:200]}"
         ) from error
@@ -152,17 +165,18 @@ def _post(target: Endpoint, body: dict[str, Any]) -> Any:
 
 
 def _positions(
-    reference: Reference, at: int, tokens: list[str], top: list[Any]
+    reference: Reference, at: int, rows: list[tuple[str, Any]]
 ) -> Iterator[tuple[float, bool]]:
     """Yields (divergence, whether the tokens are the same) up to the first other token. An answer
     that is too short is wrong at its end."""
     for place, expected in enumerate(reference.tokens[at]):
-        if place >= len(tokens) or not top[place]:
+        if place >= len(rows) or not rows[place][1]:
             yield math.log(TOP), False
             return
+        token, top = rows[place]
         names = {_BY_ID + str(expected), reference.texts.get(str(expected))}
-        same = tokens[place] in names
-        yield divergence(reference.top[at][place], top[place], reference.texts), same
+        same = token in names
+        yield divergence(reference.top[at][place], top, reference.texts), same
         if not same:
             return
 
@@ -175,9 +189,9 @@ def divergence(
     not name is taken to be as likely as its least one, so that the divergence is no more than the
     true one. Of tokens with the same text only the likeliest counts, where texts are compared."""
     known = {name: value for name, value in found.items() if value is not None}
-    least = min(known.values(), default=-math.inf)
-    if not math.isfinite(least):
+    if not known or not all(map(math.isfinite, known.values())):
         return math.log(TOP)
+    least = min(known.values())
     by_id = all(name.startswith(_BY_ID) for name in known)
     ours: dict[str, float] = {}
     for token, value in told:

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.almanac.board_power import Reading
 from penstock.bench.endpoint import target_of
-from penstock.bench.machine_probe import HERE
+from penstock.bench.machine_probe import HERE, identity
 from penstock.bench.run_spec import RunSpec
 from penstock.errors import EngineError
 
@@ -109,12 +109,16 @@ def sampler_of(
     run: RunSpec, visible: str | None, tell: Callable[[str], object]
 ) -> Iterator[BoardSampler | None]:
     """Yields the sampler of the GPUs that the run's server sees; None where there is none to read.
-    `tell` is called with a line where a GPU is there and its power cannot be read."""
+    `tell` is called with a line where a GPU is there and its power cannot be read, as that of
+    another machine."""
     gpu, subject = run.machine.gpu, run.subject
-    if gpu is None or (subject.peer is None and target_of(subject.url or "").host not in HERE):
+    if gpu is None:
         yield None
         return
+    elsewhere = subject.peer is None and target_of(subject.url or "").host not in HERE
     try:
+        if elsewhere or run.machine.identity != identity():
+            raise EngineError("the record's machine is not this one")
         boards = Boards(ctypes.CDLL(LIBRARY), visible if subject.peer else None)
         boards.read()
         fault = "" if len(boards) == gpu.count else f"NVML sees {len(boards)} of {gpu.count} GPUs"

@@ -239,6 +239,8 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         if one != other and None not in (one, other):
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
+        if record.engine.lacks:
+            yield f"not alike: {word}'s installation lacks {', '.join(record.engine.lacks)}"
         if record.method.short:
             yield f"not alike: {word} is {'an edition' if record.method.edition else 'a short run'}"
         if marked := sorted({point.name for point in record.points if point.client.short}):

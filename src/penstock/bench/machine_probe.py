@@ -25,6 +25,7 @@ from penstock.errors import EngineError, UsageError
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
 UUID = re.compile(r"GPU-[0-9a-f-]{36}")
 SYSTEM_ID = Path("/etc/machine-id")
+SYSTEM_NAME = re.compile("[0-9a-f]{32}")  # else a word, as "uninitialized" in machines' images
 PATIENCE = 60  # seconds to wait for nvidia-smi
 HANGS = f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs"
 HERE = ("127.0.0.1", "localhost", "::1")
@@ -95,7 +96,7 @@ def identity() -> str | None:
         if found := sorted(set(UUID.findall(done.stdout))):
             return f"gpu-{_digest(' '.join(found))}"
     told = SYSTEM_ID.read_text().strip() if SYSTEM_ID.is_file() else ""
-    return f"host-{_digest(told)}" if told else None
+    return f"host-{_digest(told)}" if SYSTEM_NAME.fullmatch(told) else None
 
 
 def _digest(text: str) -> str:

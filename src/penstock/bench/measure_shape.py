@@ -47,6 +47,7 @@ from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
 MOST_FAILURES = 3  # failed load levels after which the workload shape is given up
+NAMELESS = "one without a name (no GPU's id, no /etc/machine-id)"
 MESSAGE = 1000  # most characters of a failure's message
 LOST = ("cut", "refused")
 DYING = 3.0  # seconds that a dying process may take to exit after its connections broke
@@ -117,18 +118,19 @@ class ShapeRun:
         """Stores a failure if the engine cannot answer requests of this workload shape. Raises
         UsageError where another machine measured a part of the next server start, and where the
         record could not tell this machine from another one."""
-        known, here = self.folder.state.machines, self._run.machine.identity
-        plan = self.next()
-        if plan is not None and (there := known.get(plan.start, here)) != here:
+        state, plan, here = self.folder.state, self.next(), self._run.machine.identity
+        # server start -> its machine's name; None: it had none
+        known = {**dict.fromkeys(one.result.plan.start for one in state.points), **state.machines}
+        names = {here, *known.values()}
+        if plan is not None and (
+            known.get(plan.start, here) != here or (None in names and len(names) > 1)
+        ):
+            start = plan.start if plan.start in known else min(known)
+            there, this = (name or NAMELESS for name in (known[start], here))
             raise UsageError(
-                f"start {plan.start} in {self.folder.path} was begun on {there}, and this machine is"
-                f" {here or 'without a name'}: go on there, or give another --out",
-                param="out",
-            )
-        if plan is not None and known and here is None:
-            raise UsageError(
-                f"{self.folder.path} was begun on {known[min(known)]}, and this machine has no name"
-                " (no GPU's id, no /etc/machine-id): go on there, or give another --out",
+                f"start {start} in {self.folder.path} was begun on {there}, and this machine is"
+                f" {this}: go on there, or remove {self.folder.path}: this shape is then measured"
+                " anew, the others go on",
                 param="out",
             )
         peer = self._run.subject.peer
@@ -150,12 +152,13 @@ class ShapeRun:
         self, start: int, target: Endpoint, server: ServerProcess | None, pool: WorkerPool
     ) -> bool:
         """Measures the load levels of server start number `start` on one server process. Returns
-        False when a load level failed: that may leave the server in any state."""
+        False when a load level failed, which may leave the server in any state, or a single request
+        ended the server."""
         self._pool = pool
         if self._settings.edition:
             self._took()  # the server's start and other shapes don't count for the budget
         if not self._takes_one(target, server):
-            return False
+            return server is None or not server.ended(0)
         warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
         self._settle(self._load(target, warm, "warm-up", start)[0], target)
         while (plan := self.next()) is not None and plan.start == start:
@@ -188,6 +191,8 @@ class ShapeRun:
             return self.fail(plan, *wrong, server.tail() if server else "", samples)
         ceiling = self._run.ceiling
         look = seen.look(ceiling.events, ceiling.requests) if ceiling else seen.look(None, None)
+        if self._run.machine.identity is not None:
+            self.folder.on_machine(plan.start, self._run.machine.identity)
         self.folder.add(
             MeasuredPoint(
                 result_of(plan, samples, self._settings.goals, self._took()),
@@ -197,8 +202,6 @@ class ShapeRun:
             samples,
             self._board.since(seen.begin, plan.name, plan.start) if self._board else (),
         )
-        if self._run.machine.identity is not None:
-            self.folder.on_machine(plan.start, self._run.machine.identity)
         self._settle(samples, target)
         return True
 

@@ -94,8 +94,8 @@ class Settings:
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
-        """Returns the settings for requests of n samples each; an edition has more at once."""
-        at_once = max(self.at_once, SAMPLED) if self.edition else self.at_once
+        """Returns the settings for requests of n samples each; an edition's own number is larger."""
+        at_once = SAMPLED if self.edition and self.at_once == EDITION.at_once else self.at_once
         return self if n == 1 else replace(self, at_once=max(FEWEST, at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
@@ -107,8 +107,10 @@ class Settings:
 
     @property
     def keeps_edition(self) -> bool:
-        """Returns True for an edition of which no setting is below the edition's method."""
-        return self.edition and not any(
+        """Returns True for an edition of which no setting is below the edition's method, and with
+        as many requests at once."""
+        same = self.edition and self.at_once == EDITION.at_once
+        return same and not any(
             getattr(self, name) < getattr(EDITION, name) for name in [*COUNTED, "starts"]
         )
 
@@ -141,7 +143,7 @@ EDITION = Settings(
     budget=450.0,
     edition=True,
 )
-SAMPLED = 4096  # least sequences of an edition's saturation load level with several samples
+SAMPLED = 4096  # sequences of an edition's saturation load level with several samples
 # shares of an edition's time that its single and its saturation load level may take in each start
 EDITION_SHARES = {SINGLE: 0.05, SATURATION: 0.27}
 
@@ -233,13 +235,14 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
 
 def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
     """Returns True if the budget has time for the load level. The time after the window is assumed
-    to be as long as the time before it. The single and the saturation load level are always
-    measured."""
+    to be as long as the time before it, in an edition as long as it may be. The single and the
+    saturation load level are always measured."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
     # an edition keeps time for its later starts
     until = settings.budget * ((plan.start + 1) / settings.starts if settings.edition else 1)
-    return sum(each.took for each in found) + 2 * plan.opens + plan.window < until
+    after = plan.drain if settings.edition else plan.opens
+    return sum(each.took for each in found) + plan.opens + plan.window + after < until
 
 
 def _alone(done: Sequence[PointResult]) -> float:
@@ -254,14 +257,8 @@ def _next_of(
 ) -> PointPlan | None:
     kinds = {each.plan.kind: each for each in done}
     if SINGLE not in kinds:
-        return PointPlan(
-            SINGLE,
-            SINGLE,
-            start,
-            _end_window(settings, SINGLE),
-            concurrency=1,
-            requests=settings.alone,
-        )
+        window = _end_window(settings, SINGLE)
+        return PointPlan(SINGLE, SINGLE, start, window, concurrency=1, requests=settings.alone)
     if SATURATION not in kinds:
         before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
         return (

@@ -80,7 +80,7 @@ def print_table(record: Record, out: TextIO) -> None:
         print(
             f"answers {'wrongly: ranked last' if answers.wrong else 'rightly'}: divergence"
             f" {answers.kl:.3g} nats from transformers in float32, {answers.agree:.1%} of tokens"
-            " alike",
+            f" alike, with {' '.join(answers.flags) or 'no flags'}",
             file=out,
         )
     if record.method.edition is not None:

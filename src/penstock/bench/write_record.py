@@ -93,7 +93,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
         engine=_engine(run),
         model=_model(run.subject),
         machine=run.machine.model_copy(
-            update={"identity": folder.state.machines.get(0, run.machine.identity)}
+            update={"identity": folder.state.machines.get(0) if measured else run.machine.identity}
         ),
         shape=_shape(run.subject, work),
         client=_client(run),

@@ -67,6 +67,12 @@ def _answers(given: dict[str, Any]) -> None:
             param="engine",
         )
     out = given["out"]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{out.parent} cannot be made ({error.strerror}): give another --out", param="out"
+        ) from error
     name = f"{subject.peer.name if subject.peer else subject.engine} {subject.version}"
     with serving(subject, out.with_suffix(".log")) as (target, _):
         flags = [without_folders(each) for each in subject.options]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.bench.calibrate import Rung
     from penstock.bench.point_planner import Settings
     from penstock.bench.run_spec import ServerSpec
-from penstock.cli.bench_subject import subject_of, words_of
+from penstock.cli.bench_subject import option_value, subject_of, words_of
 
 bench_app = typer.Typer(
     help="Measure: any server's speed, or this machine's.",
@@ -29,6 +29,8 @@ bench_app = typer.Typer(
 # default length of a run: below 30, since the last load level and the server's start take extra
 # time
 MINUTES = 28.0
+# options of engines' servers that change which answers they give
+PRECISION = ("--dtype", "--quantization", "--kv-cache-dtype")
 MOST_GOALS = 20  # most latency goals that a benchmark record holds
 
 
@@ -60,7 +62,7 @@ def bench_run(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="For all shapes together, about; 28 unless --short or --full is given.", min=1
+            help="For all shapes together, about; 28 without --short, --edition or --full.", min=1
         ),
     ] = None,
     short: Annotated[
@@ -230,8 +232,8 @@ def _run(given: dict[str, Any]) -> None:
 
 
 def _answers_of(path: Path | None, subject: ServerSpec) -> Answers | None:
-    """Returns the answers to put into the record. Raises UsageError for those of another engine or
-    version."""
+    """Returns the answers to put into the record. Raises UsageError for those of another engine,
+    version or precision."""
     from penstock.bench.answer_check import read_answers
     from penstock.bench.write_record import word
     from penstock.errors import UsageError
@@ -245,6 +247,14 @@ def _answers_of(path: Path | None, subject: ServerSpec) -> Answers | None:
             f"{path} is of {told.engine}, and {name} is measured: `penstock bench answers` asks it",
             param="answers",
         )
+    for option in PRECISION:
+        theirs, ours = option_value(told.flags, option), option_value(subject.options, option)
+        if theirs != ours:
+            raise UsageError(
+                f"{path} is of answers with {option} {theirs or 'left out'}, and"
+                f" {ours or 'none'} is measured: `penstock bench answers` asks with the same options",
+                param="answers",
+            )
     return told
 
 

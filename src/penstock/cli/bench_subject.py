@@ -4,6 +4,7 @@ with options, environment and files."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ HEEDED = (
     "TORCH_",
     "PYTORCH_",
     "VLLM_",
+    "SGLANG_",
+    "FLASHINFER_",
+    "TRITON_",
 )
 MOST_WORDS = 200  # most command line words that a benchmark record holds
 FEWEST_IDS = 1000  # token ids below this one exist in every model's vocabulary
@@ -105,6 +109,16 @@ def words_of(text: str, option: str) -> list[str]:
             f"--{option} has {len(words)} words: a record holds {MOST_WORDS}", param=option
         )
     return words
+
+
+def option_value(words: Sequence[str], option: str) -> str | None:
+    """Returns an option's last value among a server's words; None: it is left out."""
+    found = None
+    for at, each in enumerate(words):
+        name, sign, value = each.partition("=")
+        if name == option:
+            found = value if sign else "".join(words[at + 1 : at + 2])
+    return found
 
 
 def _from_environment() -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts
+from penstock.almanac.machine_spread import shown
 from penstock.almanac.page.compact import SAMPLE, Rows
 from penstock.almanac.record import Point, Record, Spread
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
@@ -30,6 +31,7 @@ TEXTS = (
     "version",
     "commit",
     "configuration",
+    "lacks",
     "model",
     "dtype",
     "weights",
@@ -56,6 +58,7 @@ _OF_POINT = (
     "output_tokens",
     "prompt_tokens",
     "cached_tokens",
+    "accepted_drafts",
 )
 Row = dict[str, Any]
 
@@ -78,7 +81,7 @@ class Downloads:
         self._json.write(self._before + text.strip().replace("\n", " "))
         self._before = ",\n"
         shared = _shared(file, record)
-        for point, sample in zip(record.points, rows, strict=True):
+        for point, sample in zip(shown(record), rows, strict=True):
             self._add(shared | _of_point(point), sample)
         for failure in record.failures:  # only the JSON file has the end of the log
             measured = {"point": failure.point, "failure": failure.kind, "message": failure.message}
@@ -146,6 +149,7 @@ def _shared(file: str, record: Record) -> Row:
         "version": engine.version,
         "commit": engine.commit,
         "configuration": engine.configuration.name,
+        "lacks": "; ".join(engine.lacks),
         "model": model.name,
         "dtype": model.dtype,
         "weights": model.weights,
@@ -162,6 +166,8 @@ def _shared(file: str, record: Record) -> Row:
         "price_per_hour": record.method.price_per_hour,
         "brief": record.method.short,
         "edition": record.method.edition is not None,
+        "answers_kl": record.answers and record.answers.kl,
+        "answers_wrong": record.answers and record.answers.wrong,
     }
 
 

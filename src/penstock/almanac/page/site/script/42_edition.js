@@ -18,8 +18,11 @@ function over(three, away) {
   return [three[0], end(three[1], -1), end(three[2], 1)];
 }
 
+/** Figures that wait in queues: a rate that another machine serves a little slower may lengthen them by much. */
+const QUEUED = ["first_token", "first_token_actual", "end_to_end", "end_to_end_actual"];
+
 /** A point's figure of three as it is shown: over machines. Within a run figures stay as they are. */
-const told = (record, point, three) => over(three, apartOf(record, busyOf(point)));
+const told = (record, point, three, name = "") => over(three, apartOf(record, point.kind === "open" && QUEUED.includes(name) ? null : busyOf(point)));
 
 /** The same for a rate that keeps a goal: by the point where the engine is at its limit. */
 const toldRate = (record, three) => over(three, apartOf(record, busyOf(record.points.find((each) => each.kind === "saturation" && each.board))));
@@ -35,7 +38,7 @@ const isWrong = (record) => Boolean(record.answers?.wrong);
 
 function answersText({ answers }) {
   if (!answers) return "not compared with a reference";
-  return `${answers.wrong ? "wrong: " : ""}${number(answers.kl)} nats from transformers in float32 (at most ${number(answers.kl_most)}), ${share(answers.agree)} of tokens alike, over ${thousands.format(answers.positions)} positions of ${answers.model}`;
+  return `${answers.wrong ? "wrong: " : ""}${number(answers.kl)} nats from transformers in float32 (at most ${number(answers.kl_most)}), ${share(answers.agree)} of tokens alike, over ${thousands.format(answers.positions)} positions of ${answers.model} with ${answers.flags.join(" ") || "no flags"}`;
 }
 
 /** Watts, joules a token and how busy the GPUs were, of a point; in words where nobody measured it. */

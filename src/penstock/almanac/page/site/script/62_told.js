@@ -52,7 +52,7 @@ function showAnswer(answers) {
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const whole = best.record.points.find((point) => point.kind === "saturation" && !point.client.short);
   const atOnce = whole && told(best.record, whole, whole.figures.request_rate);
-  const reached = atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}${best.capped ? ", and no more than that is told" : ""}.` : "";
+  const reached = atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}${best.capped ? ", and no more than that is claimed" : ""}.` : "";
   const how = best.state === "beyond" ? `${beyondText(best)}${reached}`
     : !best.between ? `At ${number(best.after.offered)} requests a second, the slowest that misses the goal, it completed ${number(completed(best.after.point)?.[0] ?? 0)} and kept the goal for ${share(best.after.shares[0])}.${best.capped ? reached : ""}`
     : `Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
@@ -249,7 +249,7 @@ function noteOf(answer) {
     answer.between ? "interpolated" : `measured, ${nextText(answer)}`,
     cost ? `${money(cost.tokens)}/M out` : null,
     record.answers ? `${number(record.answers.kl)} nats from float32` : null,
-    record.machine.gpu ? (joules ? `${number(joules[0])} J/token` : "power not measured") : null,
+    record.machine.gpu ? (joules ? `${number(joules[0])} J/token at best` : "power not measured") : null,
     lackText(record),
     methodText(record.method),
   ].filter(Boolean).join(" · ");

@@ -50,9 +50,10 @@ function comparedWords(left, right, one, two) {
   if (!left.rate || !right.rate) return `${noRate(left.rate ? right : left)}, so there is no ratio of those.`;
   const ratio = ratioOf(left.rate, right.rate);
   const said = verdict(ratio);
-  if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}.`;
-  if (said === "unknown") return `One of the two has no interval on the side that matters, so nothing can be said of the ratio ${number(ratio[0])}.`;
-  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}${lacksOf(left.record, right.record)}.`;
+  const lacks = lacksOf(left.record, right.record);
+  if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}${lacks}.`;
+  if (said === "unknown") return `One of the two has no interval on the side that matters, so nothing can be said of the ratio ${number(ratio[0])}${lacks}.`;
+  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}${lacks}.`;
 }
 
 function listenToCompare() {

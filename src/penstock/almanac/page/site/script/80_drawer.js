@@ -57,9 +57,9 @@ function careOf(record, point) {
 }
 
 function figuresOf(record, point, gpus) {
-  const wide = (three) => told(record, point, three);
+  const wide = (name) => (three) => told(record, point, three, name);
   const figures = Object.fromEntries(Object.entries(point.figures).map(([name, value]) =>
-    [name, !value ? value : Array.isArray(value[0]) ? value.map(wide) : wide(value)]));
+    [name, !value ? value : Array.isArray(value[0]) ? value.map(wide(name)) : wide(name)(value)]));
   const met = shareOfPoint(point);
   const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => stacked(three, time))]);
   return [
@@ -88,33 +88,41 @@ function againOf(record) {
   return [
     el("h3", { text: "Run it again" }),
     el("p", { class: "label", text: "The engine, as one command" }), commandBox(engineCommand(record)),
+    record.model.weights === "random" ? el("p", { class: "aside", text: `Its weights are random. In a checkout of Penstock, python benchmarks/random_model.py makes such a folder of ${record.model.name}, with config and tokenizer.` }) : null,
     modalApp(record) ? el("details", {}, el("summary", { text: "The engine as a Modal app" }),
       el("p", { class: "aside", text: "To be saved as app.py; then: modal serve app.py. The almanac did not run it there." }), el("pre", { tabindex: "0", text: modalApp(record) }), copyButton(modalApp(record))) : null,
-    el("p", { class: "label", text: "The measurement" }), commandBox(record.client.command || "(not told)"),
+    el("p", { class: "label", text: "The measurement" }), commandBox(record.client.command || "(not recorded)"),
   ];
 }
 
-const ON_PYPI = ["vllm", "sglang", "transformers"]; // engines that one package of this name and version brings
+const ON_PYPI = ["vllm", "sglang", "transformers"]; // engines that a package of this name and version brings
+const OF_THE_MACHINE = ["CUDA_HOME", "CUDA_PATH"]; // variables that name folders of the machine that was measured
+
+/** Packages that bring the engine. A version's part after + names a build that PyPI has not. */
+const packagesOf = ({ name, version }) => (name === "transformers" ? [`transformers[serving]==${version.split("+")[0]}`, "torch"] : [`${name}==${version.split("+")[0]}`]);
+
+const variablesOf = ({ configuration }) => Object.entries(configuration.environment ?? {}).filter(([name]) => !OF_THE_MACHINE.includes(name));
 
 /** What installs the engine, where a package does, sets its variables and starts it, in one line for a shell. */
 function engineCommand({ engine }) {
-  if (!engine.command) return "(not told)";
-  const variables = Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${shellWord(value)}`);
-  const install = ON_PYPI.includes(engine.name) ? `pip install ${shellWord(`${engine.name}==${engine.version}`)} && ` : "";
+  if (!engine.command) return "(not recorded)";
+  const variables = variablesOf(engine).map(([name, value]) => `${name}=${shellWord(value)}`);
+  const install = ON_PYPI.includes(engine.name) ? `pip install ${packagesOf(engine).map(shellWord).join(" ")} && ` : "";
   return `${install}${[...variables, engine.command].join(" ")}`;
 }
 
-/** A Modal app that serves the engine as the record's command did; null: no package of its version, or no GPU. */
-function modalApp({ engine, machine }) {
+/** A Modal app that serves the engine as the record's command did; null: no package of its version, no GPU, or
+    random weights, whose folder is nowhere to be had. */
+function modalApp({ engine, machine, model }) {
   const gpu = machine.gpu?.name.match(/\b(B200|H200|H100|A100|L40S|L4|T4)\b/)?.[1];
-  if (!gpu || !ON_PYPI.includes(engine.name)) return null;
+  if (!gpu || model.weights === "random" || !ON_PYPI.includes(engine.name)) return null;
   const text = JSON.stringify; // a JSON string of ASCII is a Python string too
-  const variables = Object.entries(engine.configuration.environment ?? {});
+  const variables = variablesOf(engine);
   return `import subprocess
 
 import modal
 
-image = modal.Image.debian_slim(python_version="3.12").pip_install(${text(`${engine.name}==${engine.version}`)})
+image = modal.Image.debian_slim(python_version="3.12").pip_install(${packagesOf(engine).map(text).join(", ")})
 ${variables.length ? `image = image.env({${variables.map(([name, value]) => `${text(name)}: ${text(value)}`).join(", ")}})\n` : ""}app = modal.App(${text(`almanac-${engine.name}`)})
 
 

@@ -91,7 +91,7 @@ const headName = (head) => `${head.engine} ${head.version}${head.configuration =
     another share keeps its goals at another rate. */
 const KEPT_SHARE = 0.95;
 
-/** How often each engine has the highest rate, and how often nobody surely has it: each of the others must be surely
+/** How often each engine has the highest rate, and how often none has it significantly: each of the others must be surely
     slower, which one that was cut off before its end never is. */
 function whoLeads(heads) {
   const machines = new Map(); // machine -> {gpus, of: comparisons, leads: engine -> how many}
@@ -113,7 +113,7 @@ function whoLeads(heads) {
   const said = [...machines].sort((a, b) => b[1].gpus - a[1].gpus).map(([machine, { of, leads }]) => {
     const ahead = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
     const same = of - [...leads.values()].reduce((sum, count) => sum + count, 0);
-    return `On ${machine}, in ${plural(of, "comparison")}, ${listed([...ahead, same ? `nobody surely in ${same}` : null].filter(Boolean))}.`;
+    return `On ${machine}, in ${plural(of, "comparison")}, ${listed([...ahead, same ? `in ${same} no significant leader` : null].filter(Boolean))}.`;
   });
   return { title: "Who reaches the highest rate", text: `By a significant difference, with the same model and lengths. ${said.join(" ")}`,
     caption: "The fastest, and the next or the first that may be as fast", heads: ["Model", "Machine", "Lengths", "Fastest", "Against", "Ratio", "So"], rows };
@@ -131,7 +131,7 @@ function goalsCost(heads) {
       if (!(rate > 0) || !missed || isLeast(head.peak)) continue;
       const part = rate / head.peak[0]; // chance may put it above
       parts.set(seconds, [...(parts.get(seconds) ?? []), Math.min(part, 1)]);
-      rows.push([headName(head), head.model, head.machine, workName(head), time(seconds), number(rate), interval(head.peak), part > 1 ? "all, as far as can be told" : share(part)]);
+      rows.push([headName(head), head.model, head.machine, workName(head), time(seconds), number(rate), interval(head.peak), part > 1 ? "all, as far as was measured" : share(part)]);
     }
   }
   if (!rows.length) return null;

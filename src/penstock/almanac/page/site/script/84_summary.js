@@ -52,7 +52,7 @@ function machineSentence(heads) {
     return `${first} is ahead of ${second} in ${each.length}, by ${range} times`;
   });
   const lacking = unique(heads.filter((head) => head.lacks).map((head) => `${head.engine} ${head.version} ran without ${head.lacks}`));
-  if (alike.length) parts.push(`in ${alike.length} nobody is surely ahead`);
+  if (alike.length) parts.push(`in ${alike.length} no significant leader`);
   return `${models}: of ${plural(count, "comparison")} of output tokens a second, ${listed(parts)}.${lacking.length ? ` ${listed(lacking)}.` : ""}`;
 }
 
@@ -61,7 +61,7 @@ function leadersTable(heads) {
   const rows = [];
   const gpusOf = new Map(heads.map((head) => [head.machine, head.gpus]));
   const about = (head) => sameBut(head, "engine", "version", "configuration");
-  const keeping = gathered(heads.filter((head) => head.quantile === KEPT_SHARE), about);
+  const keeping = gathered(heads.filter((head) => head.quantile === KEPT_SHARE && !head.wrong), about);
   for (const [subject, group] of gathered(heads.filter((head) => !head.wrong), about)) {
     const first = group.reduce((top, head) => (surest(head.peak, top.peak) < 0 ? head : top));
     const kept = (keeping.get(subject) ?? []).filter((head) => keptUnder(head, 1) > 0).sort((a, b) => keptUnder(b, 1) - keptUnder(a, 1))[0];

@@ -1,10 +1,10 @@
 /* A job of many rows: hours, dollars and joules of each engine on one machine. The bulk is taken from rates with everything
-   at once, the end from a small simulation of the last requests. Knows records; says where neither can tell. */
+   at once, the end from a small simulation of the last requests. Knows records; says where neither is known. */
 
 const JOBS = { "1,319 problems x n = 128": { jobRows: 1319, jobInput: 512, jobOutput: 256, jobN: 128, jobEnds: true },
   "1 M rows of 500 in, 200 out": { jobRows: 1e6, jobInput: 500, jobOutput: 200, jobN: 1, jobEnds: false } };
-const NEAR = 1.1; // lengths this close count as the same
-const REACH = 2; // how far beyond measured lengths a line is drawn
+const NEAR = 1.02; // lengths this close count as the same
+const REACH = 2; // how far beyond measured lengths a rate is carried
 const SHARED_FROM = 4; // samples of a prompt from which a run with shared prompts says more than one of single prompts
 const LONGEST = 8; // a drawn answer's longest, over the mean
 
@@ -37,18 +37,19 @@ function costLine(records) {
 function bulkOf(records, job) {
   const measured = records.filter(wholeOf);
   const shared = measured.find(({ shape }) => shape.kind === "monkeys");
-  if (job.n >= SHARED_FROM && shared) {
+  const apart = ({ shape }) => [shape.input / job.input, shape.output / job.output].map((each) => Math.abs(Math.log(each)));
+  if (job.n >= SHARED_FROM && shared && Math.max(...apart(shared)) <= Math.log(REACH)) {
     const point = wholeOf(shared);
     const rate = told(shared, point, point.figures.output_rate);
     return { seconds: [rate[0], rate[2], rate[1]].map((each) => (each ? job.output / each : null)), record: shared, point,
       how: `tokens a second of ${workName({ ...shared.shape, shapeName: shared.shape.name })}` };
   }
   const exact = measured.filter(({ shape }) => shape.kind === "exact");
-  if (!exact.length) return { why: "no full load was measured" };
-  const far = ({ shape }) => Math.abs(Math.log(shape.input / job.input)) + Math.abs(Math.log(shape.output / job.output));
+  if (!exact.length) return { why: `no full load of single prompts was measured${job.n >= SHARED_FROM && shared ? ", and that of shared ones is of other lengths" : ""}` };
+  const far = (record) => apart(record)[0] + apart(record)[1];
   const [nearest] = [...exact].sort((a, b) => far(a) - far(b));
   const more = job.n > 1 ? "; each sample as a request of its own" : "";
-  if (far(nearest) < 2 * Math.log(NEAR)) return { seconds: secondsOf(nearest), record: nearest, point: wholeOf(nearest), how: `measured at ${workName(nearest.shape)}${more}` };
+  if (Math.max(...apart(nearest)) < Math.log(NEAR)) return { seconds: secondsOf(nearest), record: nearest, point: wholeOf(nearest), how: `measured at ${workName(nearest.shape)}${more}` };
   const lengths = exact.map(({ shape }) => shape.input + shape.output);
   const length = job.input + job.output;
   if (length > REACH * Math.max(...lengths) || length < Math.min(...lengths) / REACH) return { why: `no run near ${thousands.format(length)} tokens a request` };
@@ -57,12 +58,13 @@ function bulkOf(records, job) {
   const value = line.input * job.input + line.output * job.output;
   const [middle, low, high] = secondsOf(nearest);
   const worst = Math.max(...exact.map((record) => Math.abs(Math.log((line.input * record.shape.input + line.output * record.shape.output) / secondsOf(record)[0]))));
-  const ends = over([value, low && (value * low) / middle, high && (value * high) / middle], worst);
+  // a line through two shapes meets both: how far others lie from it is unknown
+  const ends = unique(exact.map(({ shape }) => shape.name)).length < 3 ? [value, null, null] : over([value, low && (value * low) / middle, high && (value * high) / middle], worst);
   return { seconds: ends, record: nearest, point: wholeOf(nearest), how: `by a line through ${plural(exact.length, "shape")}${more}` };
 }
 
 /** A simulation of the last requests: sequences in flight end one after the other, and a step grows with them, on a straight
-    line between one at a time and all at once. Seconds beyond what the bulk's rate says; null: it can't tell. */
+    line between one at a time and all at once. Seconds beyond what the bulk's rate says; null: a figure is missing. */
 function tailOf({ record, point }, job, sequences) {
   const n = record.shape.n ?? 1; // a token's time of n samples is over the tokens of all of them
   const single = n * record.points.find((each) => each.kind === "single" && !each.client.short)?.figures.per_token?.[1]?.[0];
@@ -101,7 +103,7 @@ const jobNow = () => ({ rows: state.jobRows, input: state.jobInput, output: stat
 const duration = (hours) => (hours >= 1 ? `${number(hours)}\u00a0h` : time(hours * 3600));
 const energy = (joules) => (joules >= 3.6e5 ? `${number(joules / 3.6e6)}\u00a0kWh` : `${number(joules)}\u00a0J`);
 
-async function showJob() {
+async function showJob(mine) {
   const heads = allHeads();
   choices(byId("job-model"), unique(heads.map((head) => head.model)).sort().map((each) => [each, each]), state.model, state.model ? undefined : "a model");
   const of = heads.filter((head) => head.model === state.model);
@@ -111,9 +113,10 @@ async function showJob() {
   }
   if (document.activeElement !== byId("job-price")) byId("job-price").value = state.price === null ? "" : String(state.price);
   byId("job-ends").checked = state.jobEnds;
-  const mine = of.filter((head) => head.machine === state.machine);
-  const loaded = await Promise.all(unique(mine.filter((head) => !head.yours).map((head) => head.group)).map(loadGroup));
-  const records = [...mine.filter((head) => head.yours).map((head) => head.record), ...loaded.flat()];
+  const here = of.filter((head) => head.machine === state.machine);
+  const loaded = await Promise.all(unique(here.filter((head) => !head.yours).map((head) => head.group)).map(loadGroup));
+  if (mine !== turn) return;
+  const records = [...here.filter((head) => head.yours).map((head) => head.record), ...loaded.flat()];
   const engines = new Map();
   for (const record of records) {
     const key = JSON.stringify([record.engine.name, record.engine.version, record.engine.configuration.name, record.yours]);
@@ -128,40 +131,51 @@ async function showJob() {
 
 function jobRow({ first, wrong, why, hours, tail, dollars, joules, how, record }) {
   const name = `${nameOf(first)}${wrong ? ": answers wrongly" : ""}`;
-  if (why) return [name, "can't be told", "–", "–", "–", why];
-  return [name, stacked(hours, duration), tail ? duration(tail.seconds / 3600) : "can't be told", dollars ? stacked(dollars, money) : "no price",
+  if (why) return [name, "unknown", "–", "–", "–", why];
+  return [name, stacked(hours, duration), tail ? duration(tail.seconds / 3600) : "unknown", dollars ? stacked(dollars, money) : "no price",
     joules ? stacked(joules, energy) : record.machine.gpu ? "power not measured" : "no GPU's power", `${how}${methodText(record.method) ? `, ${methodText(record.method)}` : ""}`];
+}
+
+/** How the next engine stands to the fastest, with what either lacks. */
+function followerText(best, next) {
+  const ratio = ratioOf(next.hours, best.hours);
+  const name = nameOf(next.first);
+  const lacks = lacksOf(best.record, next.record);
+  const words = { more: `${name} follows with ${duration(next.hours[0])}, ${interval(ratio)} times as long${lacks}.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}${lacks}.` };
+  return words[verdict(ratio)] ?? `${name} follows with ${duration(next.hours[0])}; no interval can be given for the ratio${lacks}.`;
 }
 
 function jobWords(found) {
   const [best, next] = found.filter(({ hours, wrong }) => hours && !wrong);
-  if (!best) return [el("p", { class: "told" }, el("strong", { text: "Can't be told." }), ` ${found.length ? "No engine here has runs that carry this job; the table says what each lacks." : "Nothing was measured of this model on this machine."}`)];
+  if (!best) return [el("p", { class: "told" }, el("strong", { text: "Not known." }), ` ${found.length ? "No engine here has runs that carry this job; the table says what each lacks." : "Nothing was measured of this model on this machine."}`)];
   const job = jobNow();
   const tokens = job.rows * job.n * job.output;
+  const [middle, ends] = interval(best.hours, duration).split(/ (?=\()/);
   const cost = best.dollars ? [", for ", el("strong", { text: money(best.dollars[0]) }), ` at ${priceText(best.record)}`] : "; give a price an hour for its cost";
   const power = best.joules ? ` and ${energy(best.joules[0])} (${number(best.joules[0] / tokens)} J a token out, of the boards alone)` : "";
   return [
-    el("p", { class: "told" }, `${nameOf(best.first)} takes `, el("strong", { text: duration(best.hours[0]) }), ` (${duration(best.hours[1] ?? best.hours[0])} to ${best.hours[2] === null ? "?" : duration(best.hours[2])})`, cost, power, "."),
-    el("p", { class: "aside", text: next ? `${nameOf(next.first)} follows with ${duration(next.hours[0])}, ${number(next.hours[0] / best.hours[0])} times as long.` : "No other engine can be told of here." }),
+    el("p", { class: "told" }, `${nameOf(best.first)} takes `, el("strong", { text: middle }), ` ${ends}`, cost, power, "."),
+    el("p", { class: "aside", text: next ? followerText(best, next) : "No other engine has runs that carry this job." }),
     el("p", { class: "aside", text: job.ends
-      ? `The last requests are simulated with lengths drawn as if each token were as likely to be the last (mean ${thousands.format(job.output)}). How long your model's longest answers are the simulator can't tell: one of ${thousands.format(LONGEST * job.output)} tokens alone takes ${best.tail ? time(best.tail.most) : "an unknown time"}.`
-      : "Each answer is taken to have all its tokens. What a prompt's cache, other lengths among the rows, or the reading and writing of files would change, the simulator can't tell." }),
+      ? `The last requests are simulated with lengths drawn as if each token were as likely to be the last (mean ${thousands.format(job.output)}). Your model's longest answers may be longer: one of ${thousands.format(LONGEST * job.output)} tokens alone takes ${best.tail ? time(best.tail.most) : "an unknown time"}.`
+      : "Each answer is taken to have all its tokens. A prompt's cache, other lengths among the rows, and the reading and writing of files are left out." }),
   ];
 }
 
 function listenToJob() {
   const listen = (id, name, kind) => byId(id).addEventListener("change", (event) => {
-    const value = readValue(kind, event.target.value);
+    const { value: text, validity } = event.target; // of what is no number the text is empty
+    const value = kind === "price" && text.trim() === "" && !validity.badInput ? null : readValue(kind, text);
     event.target.setAttribute("aria-invalid", String(value === undefined));
     byId("job-fault").hidden = value !== undefined;
-    byId("job-fault").textContent = value === undefined ? `${event.target.value || "That"} is not taken: give a number from ${LIMITS[kind][0]} to ${thousands.format(LIMITS[kind][1])}.` : "";
+    byId("job-fault").textContent = value === undefined ? `${text || "That"} is not taken: give a number from ${LIMITS[kind][0]} to ${thousands.format(LIMITS[kind][1])}.` : "";
     if (value !== undefined) change({ [name]: kind === "price" ? value : Math.round(value) });
   });
   listen("job-rows", "jobRows", "count");
   listen("job-input", "jobInput", "length");
   listen("job-output", "jobOutput", "length");
   listen("job-n", "jobN", "length");
-  byId("job-price").addEventListener("change", (event) => change({ price: event.target.value.trim() === "" ? null : readValue("price", event.target.value) ?? state.price }));
+  listen("job-price", "price", "price");
   byId("job-ends").addEventListener("change", (event) => change({ jobEnds: event.target.checked }));
   byId("job-machine").addEventListener("change", ({ target }) => change({ machine: target.value, ...nearestSubject({ machine: target.value }) }));
   byId("job-model").addEventListener("change", ({ target: { value: model } }) => {

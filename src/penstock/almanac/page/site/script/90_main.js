@@ -31,7 +31,7 @@ async function show() {
   if (state.view === "summary") showSummary();
   if (state.view === "findings") showFindings();
   if (state.view === "data") showData();
-  if (state.view === "job") showJob();
+  if (state.view === "job") showJob(mine).catch((error) => { if (mine === turn) say(`${error.message}.`, "warn"); });
   document.title = state.view === "question" ? `Almanac: ${state.model || "how fast is any engine"}` : `Almanac: ${state.view}`;
   if (state.view !== "question") { showDrawer(shown.records); return; }
   showSentence();

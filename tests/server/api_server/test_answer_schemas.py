@@ -133,7 +133,7 @@ def test_each_answer_fits_its_schema(server: Batching, document: Json) -> None:
                 continue
             events = [each for each in answer.text.split("\n") if each.startswith("data: {")]
             assert len(events) > 2
-            data = content["text/event-stream"]["x-event-data"]["anyOf"][0]
+            data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][0]
             for event in events:
                 check(document, data["contentSchema"], json.loads(event[6:]))
         tried.add(name)

@@ -158,6 +158,6 @@ def _content(told: Told) -> Json:
     if told.events is not None:
         kinds = {"anyOf": [ref(told.events.__name__), ref(Error.__name__)]}
         data = {**TEXT, "contentMediaType": JSON, "contentSchema": kinds}
-        # a schema tells of the whole stream, so that of an event's data stands beside it
-        found[EVENTS] = {"schema": TEXT, "x-event-data": {"anyOf": [data, {"const": "[DONE]"}]}}
+        event = {"data": {"anyOf": [data, {"const": "[DONE]"}]}}
+        found[EVENTS] = {"schema": {"type": "object", "required": ["data"], "properties": event}}
     return found

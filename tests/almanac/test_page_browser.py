@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import page_browser
 import pytest
-from page_browser import Reader, chromium, made_page
+from page_browser import Reader, made_page
 from page_records import firsts, point, record
 
 from penstock.almanac.figures import kept_of, most_of, sustained
@@ -48,12 +48,6 @@ def steady(run: str = "steady00", engine: str = "steady", **changes: Any) -> dic
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of most tests: two engines, one with another shape too; one that failed; one client
     short."""
@@ -74,21 +68,6 @@ def reader(browser: Any, folder: Path) -> Iterator[Reader]:
     yield found
     context.close()
     assert found.faults == []
-
-
-@pytest.fixture
-def ask(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Opens a page of the given records."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened: list[Reader] = []
-
-    def of(records: list[dict[str, Any]], address: str = "") -> Reader:
-        opened.append(Reader(context.new_page(), made_page(tmp_path / str(len(opened)), records)))
-        return opened[-1].open(address)
-
-    yield of
-    context.close()
-    assert [fault for each in opened for fault in each.faults] == []
 
 
 # --- the question and its answer

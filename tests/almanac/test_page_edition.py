@@ -8,13 +8,11 @@ import copy
 import json
 import math
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import page_browser
 import pytest
-from page_browser import Reader, chromium, made_page
 from page_records import firsts, point, record
 
 from penstock.almanac.machine_spread import EDITION
@@ -67,26 +65,6 @@ def shaped(run: str, engine: str, lengths: tuple[int, int], seconds: float) -> d
         "output": float(lengths[1]),
     }
     return made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def ask(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened: list[Reader] = []
-
-    def of(records: list[dict[str, Any]], address: str = "") -> Reader:
-        opened.append(Reader(context.new_page(), made_page(tmp_path / str(len(opened)), records)))
-        return opened[-1].open(address)
-
-    yield of
-    context.close()
-    assert [fault for each in opened for fault in each.faults] == []
 
 
 def test_an_edition_says_so_and_its_intervals_hold_another_machine(ask: Any) -> None:

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_requests import open_llm, params_of, prompts_of
 from engine_model import make_folder
 from toy_proposer import draft_by_device
 
-from penstock import LLM, SamplingParams
+from penstock import SamplingParams
 from penstock.request import RequestOutput
 
 pytestmark = pytest.mark.torch
 
 LONG = 40
-PROMPTS = [[2 + (i * 7 + k * k) % 280 for i in range(5 + 9 * k)] for k in range(6)]
+PROMPTS = prompts_of(6)
 ASKS: list[dict[str, Any]] = [  # of few tokens, so that what came comes again
     {"temperature": 0.0, "allowed_token_ids": [40, 41]},
     {"temperature": 1.0, "allowed_token_ids": [50], "logprobs": 1},
@@ -39,18 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked() -> list[SamplingParams]:
-    shared: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True, "detokenize": False}
-    return [SamplingParams(**shared, seed=k, **ask) for k, ask in enumerate(ASKS)]
-
-
-def open_llm(folder: Path, **knobs: Any) -> LLM:
-    shared = {
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,
-        "kv_cache_tokens": 8192,
-        "dtype": "float32",
-    }
-    return LLM(str(folder), prefix_groups="always", **shared | knobs)
+    return params_of(ASKS, LONG)
 
 
 def told(outs: list[RequestOutput]) -> list[list[tuple[list[int], str | None]]]:

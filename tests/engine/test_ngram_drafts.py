@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draft_requests import open_llm, params_of, prompts_of
 from engine_model import make_folder
 from equal_steps import count_as_equal
 
@@ -23,7 +24,7 @@ from penstock.schedule.step import JOIN_RECORD
 pytestmark = pytest.mark.torch
 
 LONG = 48
-PROMPTS = [[2 + (i * 7 + k * k) % 280 for i in range(5 + 9 * k)] for k in range(7)]
+PROMPTS = prompts_of(7)
 ASKS: list[dict[str, Any]] = [  # of few tokens, so that what came comes again
     {"temperature": 0.0, "allowed_token_ids": [40, 41]},
     {"temperature": 1.0, "allowed_token_ids": [50], "logprobs": 2},
@@ -52,19 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"))
 
 
-def open_llm(folder: Path, **knobs: Any) -> LLM:
-    shared = {
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,
-        "kv_cache_tokens": 8192,
-        "dtype": "float32",
-    }
-    return LLM(str(folder), prefix_groups="always", **shared | knobs)
-
-
 def asked() -> list[SamplingParams]:
-    shared: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True, "detokenize": False}
-    return [SamplingParams(**shared, seed=k, **ask) for k, ask in enumerate(ASKS)]
+    return params_of(ASKS, LONG)
 
 
 def told(outs: list[RequestOutput]) -> list[Any]:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.bench_commands import bench_app
+from penstock.cli.bench_commands import (
+    EngineName,
+    EnginePython,
+    EngineVersion,
+    ServerEnv,
+    ServerKey,
+    ServerUrl,
+    bench_app,
+)
 from penstock.cli.bench_subject import subject_of
 from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
@@ -19,9 +27,7 @@ LEFT_OUT = ("starts", "server_cores", "text", "tokenizer", "vocabulary", "folder
 
 @bench_app.command("answers", cls=OneLineCommand)
 def bench_answers(
-    url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")
-    ] = None,
+    url: ServerUrl = None,
     *,
     model: Annotated[str, typer.Option(help="The reference's checkpoint, as the engine gets it.")],
     reference: Annotated[
@@ -30,17 +36,11 @@ def bench_answers(
     out: Annotated[Path, typer.Option(help="File for `bench run --answers`.")],
     engine: Annotated[str | None, typer.Option(help="An engine to start, or a .toml file.")] = None,
     options: Annotated[str, typer.Option(help="More words for the engine's server.")] = "",
-    env: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")
-    ] = None,
-    python: Annotated[
-        str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")
-    ] = None,
-    engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")
-    ] = None,
+    env: ServerEnv = None,
+    python: EnginePython = None,
+    engine_name: EngineName = None,
+    engine_version: EngineVersion = None,
+    api_key: ServerKey = None,
 ) -> None:
     """Compare an engine's top-20 logprobs with those of transformers in float32.
 

@@ -33,12 +33,26 @@ MINUTES = 28.0
 PRECISION = ("--dtype", "--quantization", "--kv-cache-dtype")
 MOST_GOALS = 20  # most latency goals that a benchmark record holds
 
+# Options of the server that is measured, which `run` and `answers` share.
+ServerUrl = Annotated[
+    str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")
+]
+ServerEnv = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")
+]
+EnginePython = Annotated[
+    str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")
+]
+EngineName = Annotated[str | None, typer.Option(help="What serves at the URL.")]
+EngineVersion = Annotated[str | None, typer.Option(help="Its version.")]
+ServerKey = Annotated[
+    str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")
+]
+
 
 @bench_app.command("run", cls=OneLineCommand)
 def bench_run(
-    url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")
-    ] = None,
+    url: ServerUrl = None,
     *,
     model: Annotated[
         str,
@@ -113,9 +127,7 @@ def bench_run(
     options: Annotated[
         str, typer.Option(help="More words for the engine's server, in one text.")
     ] = "",
-    env: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")
-    ] = None,
+    env: ServerEnv = None,
     server_cores: Annotated[
         int | None,
         typer.Option(
@@ -125,20 +137,16 @@ def bench_run(
     configuration: Annotated[
         str | None, typer.Option(help="A word for these options in the record.")
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")
-    ] = None,
-    engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
+    python: EnginePython = None,
+    engine_name: EngineName = None,
+    engine_version: EngineVersion = None,
     machine: Annotated[
         Path | None,
         typer.Option(
             help="A .json in the record's form, of a server elsewhere or with some of several GPUs."
         ),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")
-    ] = None,
+    api_key: ServerKey = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in the record.")] = None,
     folder: Annotated[
         Path | None,

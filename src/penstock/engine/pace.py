@@ -46,7 +46,8 @@ class StepPace:
 
     def read(self, rows: int, prompt_tokens: int, now: float, queries: int = 0) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
-        before it, whichever is later. queries: its rows and drafts; 0: as many as rows."""
+        before it, whichever is later. queries: its rows and drafts; 0: nobody asks
+        for `seconds`."""
         took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
@@ -56,7 +57,8 @@ class StepPace:
                 took if not self._drawing else self._drawing * _FADE + took * (1 - _FADE)
             )
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
-            self._measure(queries or rows, took)
+            if queries:
+                self._measure(queries, took)
 
     def _measure(self, queries: int, took: float) -> None:
         self._count += 1

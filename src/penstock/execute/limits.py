@@ -92,14 +92,10 @@ def check_drafts(limits: BatchLimits, slot_bytes: int) -> None:
         )
 
 
-# fields of Limits that are not numbers: all ranks take the first one's
-OF_FIRST = ("graph_sizes", "plain_graphs", "speculative", "group_texts")
-
-
 def agreed(limits: Sequence[Limits]) -> Limits:
-    """Returns limits that every rank has room for: the least of each number, and the first rank's
-    graph sizes."""
-    numbers = [each.name for each in fields(Limits) if each.name not in OF_FIRST]
+    """Returns limits that every rank has room for: the least of each number, and of all else the
+    first rank's."""
+    numbers = [each.name for each in fields(Limits) if type(getattr(limits[0], each.name)) is int]
     return replace(
         limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers}
     )

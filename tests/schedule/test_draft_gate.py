@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from penstock.schedule.draft_gate import FIRST_PAUSE, LONGEST_PAUSE, MOST_ROWS, DraftGate
 from penstock.schedule.drafting import Drafting
@@ -54,6 +55,55 @@ def drive(made: DraftGate, rows: Int32, right: Callable[[Int32], Int32], steps: 
         told.append(int(counts.sum()))
         made.settled(rows, counts, right(counts))
     return told
+
+
+SIZES = [0, *range(1, 17), 24, 32, 48, 64, 96, 128, 192, 256, 320]
+# an 8B on an H200: milliseconds of a step by queries
+MEASURED = [2.5, 2.5, *[3.0] * 14, 3.2, 3.3, 3.4, 3.5, 4.2, 4.6, 4.8, 6.4, 6.8, 8.1]
+
+
+def paid(chances: np.ndarray, tokens: int, fixed: int | None = None) -> tuple[float, np.ndarray]:
+    """Rows that each draw so many tokens, and whose drafts are right with a chance each -> the
+    milliseconds of all steps, and the step in which each row ended. fixed: as many drafts a row in
+    place of the gate's."""
+    made, _ = gate(lambda queries: np.interp(queries, SIZES, MEASURED))
+    left, ends = np.full(chances.size, tokens), np.zeros(chances.size, int)
+    random, spent, step = np.random.default_rng(1), 0.0, 0
+    while (left > 0).any():
+        rows = np.flatnonzero(left > 0).astype(np.int32)
+        most = np.minimum(left[rows] - 1, MOST).astype(np.int32)
+        counts = made.offer(rows, np.zeros_like(rows), most).counts
+        counts = counts if fixed is None else np.minimum(fixed, most)
+        right = np.zeros_like(rows)
+        for place in range(MOST):
+            right += (
+                (counts > place) & (right == place) & (random.random(rows.size) < chances[rows])
+            )
+        made.settled(rows, counts, right)
+        spent += float(np.interp(rows.size + counts.sum(), SIZES, MEASURED))
+        left[rows] -= 1 + right
+        step += 1
+        ends[rows[left[rows] <= 0]] = step
+    return spent, ends
+
+
+@pytest.mark.parametrize("chance", [0.6, 0.8])
+def test_rows_of_one_kind_are_not_told_apart_by_their_luck(chance: float) -> None:
+    chances = np.full(64, chance)
+    best = min(paid(chances, 256, fixed)[0] for fixed in range(1, MOST + 1))
+    assert paid(chances, 256)[0] < 1.1 * best < 0.9 * paid(chances, 256, 0)[0]
+
+
+def test_few_good_rows_are_found_among_many_bad_ones() -> None:
+    chances = np.where(np.arange(64) % 16 == 0, 0.9, 0.0)
+    spent, ends = paid(chances, 256)
+    assert (ends[chances > 0] < 100).all()
+    assert spent < 1.02 * paid(np.zeros(64), 256, 0)[0]
+
+
+def test_what_cannot_be_guessed_costs_little() -> None:
+    for rows in (1, 16, 64, 200):
+        assert paid(np.zeros(rows), 256)[0] < 1.015 * paid(np.zeros(rows), 256, 0)[0]
 
 
 def test_drafts_come_one_step_after_the_device_was_asked() -> None:

@@ -3,8 +3,10 @@
 A draft costs a query, whether it turns out right or not. So the gate compares, for each number of
 queries, the tokens that the step is expected to give with the seconds that it takes, and drafts
 only where that gives more tokens per second. It knows the seconds of steps as measured
-(engine/pace.py), and the share of each row's drafts that were right. A row whose drafts keep being
-wrong pauses, longer each time. Knows rows and numbers; no tokens.
+(engine/pace.py), and the share of each row's newest drafts that were right. Of some ten drafts that
+share is mostly luck, and the rows with the best luck would take the drafts of all others. So it is
+drawn towards the mean of the step's rows, the more the less they differ beyond luck. A row whose
+drafts keep being wrong pauses, longer each time. Knows rows and numbers; no tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ Float64 = NDArray[np.float64]
 
 MOST_ROWS = 256  # rows above which a step's time is never mostly reading weights
 FIRST_SHARE = 0.5  # share of right drafts assumed of a row that has not drafted yet
-LEAST_SHARE = 0.15  # share of right drafts below which a row pauses
-NEWEST = 0.2  # weight of the newest step in a row's share
+FIRST_WEIGHT = 2.0  # drafts of its own that weigh as much
+# a row pauses after so many steps with wrong drafts alone, at a share below this
+MOST_WRONG, LEAST_SHARE = 4, 0.25
+# factor by which a row's counts fade at each step, so that a row that had bad luck tries again
+FADE = 0.9
+ENOUGH = 3.0  # drafts of its own from which on a row counts in the mean
+# most drafts of a row that weigh as much as the mean
+MOST_WEIGHT = 64.0
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
 # least expected gain in tokens per second, as a factor: measured seconds are uncertain
 LEAST_GAIN = 1.03
@@ -48,8 +56,11 @@ class DraftGate:
         self.proposes = False
         self._columns, self.most, self._seconds = columns, most, seconds
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
-        self._share = np.zeros(columns.count)
-        self._pause, self._left = np.zeros((2, columns.count), np.int32)
+        # newest drafts of each row: those that were right, and those that were tried. A draft behind
+        # a wrong one is not tried
+        self._right, self._tried = np.zeros((2, columns.count))
+        # steps with wrong drafts alone since the last right one; length and rest of the row's pause
+        self._wrong, self._pause, self._left = np.zeros((3, columns.count), np.int32)
         # True if the device drafted after the row's last step
         self._drafted = np.zeros(columns.count, np.bool_)
 
@@ -74,23 +85,46 @@ class DraftGate:
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
+        self._right[rows] *= FADE
+        self._tried[rows] *= FADE
         at = offered > 0
         rows, offered, right = rows[at], offered[at], right[at]
-        tried = right + (right < offered)
-        share = self._share[rows] * (1 - NEWEST) + NEWEST * right / np.maximum(tried, 1)
-        tired = share < LEAST_SHARE
+        self._right[rows] += right
+        self._tried[rows] += right + (right < offered)
+        self._wrong[rows] = wrong = np.where(right > 0, 0, self._wrong[rows] + 1)
+        tired = (wrong >= MOST_WRONG) & (self._shares(rows) < LEAST_SHARE)
         pause = self._pause[rows]
         self._left[rows[tired]] = pause[tired]
-        share[tired] = FIRST_SHARE / 2
-        self._share[rows] = share
+        self._wrong[rows[tired]] = MOST_WRONG // 2  # it tries fewer times after the pause
         longer = np.minimum(2 * pause, LONGEST_PAUSE)
         self._pause[rows] = np.where(right > 0, FIRST_PAUSE, np.where(tired, longer, pause))
+
+    def _shares(self, rows: Int32) -> Float64:
+        """Returns the expected share of right drafts of each row.
+
+        A row with few drafts is taken by itself. The others are drawn towards their mean as if
+        their shares followed a beta distribution, whose width is that of the found shares less what
+        chance alone makes of it (method of moments)."""
+        right, tried = self._right[rows], self._tried[rows]
+        shares: Float64 = (right + FIRST_WEIGHT * FIRST_SHARE) / (tried + FIRST_WEIGHT)
+        known = tried >= ENOUGH
+        if (count := int(np.count_nonzero(known))) > 1:
+            right, tried = right[known], tried[known]
+            total = tried.sum()
+            mean = right.sum() / total
+            by_chance = mean * (1 - mean)
+            spread = (tried * (right / tried - mean) ** 2).sum() / total
+            beyond = spread - by_chance * (count - 1) / total
+            weight = by_chance / beyond if beyond * MOST_WEIGHT > by_chance else MOST_WEIGHT
+            shares[known] = (right + weight * mean) / (tried + weight)
+        return shares
 
     def _meet(self, rows: Int32) -> None:
         """Sets the numbers of rows that another sample has now."""
         new = rows[self._order[rows] != self._columns.order[rows]]
         self._order[new] = self._columns.order[new]
-        self._share[new], self._pause[new], self._left[new] = FIRST_SHARE, FIRST_PAUSE, 0
+        self._right[new], self._tried[new] = 0.0, 0.0
+        self._wrong[new], self._pause[new], self._left[new] = 0, FIRST_PAUSE, 0
         self._drafted[new] = False
 
     def _chosen(self, rows: Int32, most: Int32) -> Int32:
@@ -105,7 +139,7 @@ class DraftGate:
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
         seconds = np.maximum(self._seconds.seconds(sizes), alone)
         least = LEAST_GAIN * rows.size / alone
-        share = self._share[rows]
+        share = self._shares(rows)
         if not ((rows.size + (sizes - rows.size) * share[most > 0].max()) / seconds > least).any():
             return counts  # not even if all drafts were as good as the best row's first
         # the n-th draft of a row counts only if all before it are right

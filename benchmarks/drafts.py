@@ -1,6 +1,7 @@
 """Measures what drafts gain, and what they cost where nothing can be guessed.
 
     python benchmarks/drafts.py --shape llama-3.1-8b --knob quantization=fp8
+    python benchmarks/drafts.py --shape qwen3.5-9b --method mtp --drafts 3 --chance 0.7 --rows 1
     python benchmarks/drafts.py --shape tiny --knob device=cpu --rows 1 4    # to try the script
 
 One engine runs each work with its gate and without, by turns (A B A B ...); the medians and their
@@ -8,7 +9,7 @@ ratio are printed. Kinds of work:
 
     planted   greedy rows whose drafts are right with a given probability a token. The model's last
               norm is zero, so that all logits are equal and token 0 is always drawn: what is right
-              is known. The lookup runs in full, then its drafts are replaced.
+              is known. The proposer runs in full, then its drafts are replaced.
     random    rows at temperature 1, whose text can't be guessed: the gate must cost nothing
 
 Knows an engine's parts by their names; asserts no speed.
@@ -29,12 +30,12 @@ import numpy as np
 import torch
 from knobs import read_knob
 from random_model import SHAPES, write_model
-from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.execute.proposer import Proposer
+from penstock.execute.proposer import Drawn, Proposer
 from penstock.kernels.row_state import RowState
 from penstock.schedule.step import Drafter
+from penstock.speculative import METHODS
 
 RIGHT, WRONG = 0, 1  # token ids
 
@@ -42,13 +43,15 @@ RIGHT, WRONG = 0, 1  # token ids
 class Planted:
     """A Proposer that runs another one, then replaces its drafts: each is right with a chance."""
 
-    def __init__(self, inner: Proposer, chance: float) -> None:
-        self.inner, self.chance = inner, chance
+    def __init__(self, inner: Proposer, rows: RowState, chance: float) -> None:
+        self.inner, self.rows, self.chance = inner, rows, chance
+        self.reads_chunks = inner.reads_chunks
 
-    def launch(self, rows: RowState, row_ids: Tensor, told: Tensor, hidden: Tensor) -> None:
-        self.inner.launch(rows, row_ids, told, hidden)
-        wrong = torch.rand(rows.drafts.shape, device=rows.device) >= self.chance
-        rows.drafts.copy_(wrong)  # RIGHT is 0, WRONG is 1
+    def launch(self, drawn: Drawn) -> None:
+        self.inner.launch(drawn)
+        drafts = self.rows.drafts
+        wrong = torch.rand(drafts.shape, device=drafts.device) >= self.chance
+        drafts.copy_(wrong)  # RIGHT is 0, WRONG is 1
 
 
 class Bench:
@@ -61,13 +64,14 @@ class Bench:
         self.gate: Drafter | None = self.drafting.drafter
         state = self.engine.runner._state
         assert state is not None and state.draw.proposer is not None
-        self.draw, self.lookup = state.draw, state.draw.proposer
+        self.rows, self.draw, self.proposer = state.rows, state.draw, state.draw.proposer
         self.random = np.random.default_rng(0)
 
     def plant(self, chance: float | None) -> None:
-        """Replaces drafts from now on; None: takes them as the lookup makes them."""
-        self.draw.proposer = self.lookup if chance is None else Planted(self.lookup, chance)
+        """Replaces drafts from now on; None: takes them as the proposer makes them."""
+        self.draw.proposer = self.proposer
         if chance is not None:
+            self.draw.proposer = Planted(self.proposer, self.rows, chance)
             with torch.inference_mode():
                 self.engine.runner._model.norm.weight.value.zero_()
 
@@ -112,7 +116,7 @@ class Bench:
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row of results for each work."""
-    config = {"num_speculative_tokens": options.drafts}
+    config = {"method": options.method, "num_speculative_tokens": options.drafts}
     with tempfile.TemporaryDirectory() as folder:
         write_model(SHAPES[options.shape], Path(folder))
         knobs = {"load_format": "dummy", "skip_tokenizer_init": True} | dict(options.knob)
@@ -145,6 +149,7 @@ def told(row: dict[str, Any]) -> str:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
+    parser.add_argument("--method", choices=METHODS, default="ngram")
     parser.add_argument("--drafts", type=int, default=4, help="most drafts of a row")
     parser.add_argument("--chance", type=float, nargs="*", default=[0.8, 0.6])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64])

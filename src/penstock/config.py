@@ -208,8 +208,8 @@ class ScheduleOptions:
     speculative_config: str | None = _knob(
         None,
         'Drafts tokens ahead of the model, in JSON: `{"method": "ngram", "num_speculative_tokens":'
-        " 4}` looks for a row's last tokens earlier in its own text. Answers stay the same. None:"
-        " no drafts.",
+        " 4}` looks for a row's last tokens earlier in its own text, `mtp` runs the layer that a"
+        " checkpoint has for it. Answers stay the same. None: no drafts.",
     )
     draft_from: DraftFrom = _knob(
         "row",
@@ -298,6 +298,17 @@ class Config:
             if name in self.named or value != default[name]
         }
 
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """What drafts tokens; None: nothing."""
+        asked = self.schedule.speculative_config
+        return None if asked is None else SpeculativeConfig.of(asked)
+
+    @property
+    def predicts(self) -> bool:
+        """True if the model's own mtp layer drafts."""
+        return self.speculative is not None and self.speculative.method == "mtp"
+
     def places(self) -> dict[str, Any]:
         """Returns option name -> the group object that holds it."""
         return {knob.name: group for group in self.groups() for knob in fields(group)}
@@ -315,11 +326,11 @@ class Config:
                     knob.name, getattr(group, knob.name), hints[knob.name], dict(knob.metadata)
                 )
         self.model.check_files()
-        if self.schedule.speculative_config is not None:
-            SpeculativeConfig.of(self.schedule.speculative_config)
-        elif self.schedule.draft_from != "row":
+        asked = self.speculative
+        if self.schedule.draft_from != "row" and (asked is None or asked.method != "ngram"):
             raise UsageError(
-                "draft_from is read only with speculative_config: set it too", param="draft_from"
+                "draft_from is read only with speculative_config of method ngram: set it too",
+                param="draft_from",
             )
 
 

@@ -10,7 +10,10 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.row_table import MOST_SPECULATIVE_TOKENS
 
-METHODS = ("ngram",)
+METHODS = {  # method -> the keys that it reads
+    "ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+    "mtp": ("num_speculative_tokens",),
+}
 MOST_LOOKUP = 16  # most tokens that a prompt lookup compares
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 
@@ -18,7 +21,8 @@ EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """method: what drafts. `ngram`: prompt lookup, which looks for the row's last tokens earlier in
-    its own text. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
+    its own text. `mtp`: the checkpoint's layer for multi-token prediction, run once a draft.
+    num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
     prompt_lookup_min: most and fewest last tokens that must stand there."""
 
     method: str = "ngram"
@@ -35,13 +39,18 @@ class SpeculativeConfig:
             raise _refused(f"is no JSON ({error}): give an object such as {EXAMPLE}") from error
         if not isinstance(given, dict):
             raise _refused(f"must be an object such as {EXAMPLE}")
-        if (method := given.get("method", "ngram")) not in METHODS:
+        method = given.get("method", "ngram")
+        if not isinstance(method, str) or method not in METHODS:
             raise _refused(f"method {_shown(method)} is not served: take {', '.join(METHODS)}")
-        known = [field.name for field in fields(cls)]
+        known = ["method", *METHODS[method]]
         if strange := sorted(given.keys() - set(known)):
-            raise _refused(f"key {_shown(strange[0])} is not known: take {', '.join(known)}")
+            others = {field.name for field in fields(cls)}
+            why = f"is none of method {method}" if strange[0] in others else "is not known"
+            raise _refused(f"key {_shown(strange[0])} {why}: take {', '.join(known)}")
         made = cls(**given)
         made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)
+        if method != "ngram":
+            return made
         made._within("prompt_lookup_max", 1, MOST_LOOKUP)
         made._within("prompt_lookup_min", 1, MOST_LOOKUP)
         # a bound that is not given makes way for the other

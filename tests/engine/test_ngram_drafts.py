@@ -257,7 +257,7 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
 @pytest.mark.parametrize(
     "config, why",
     [
-        ({"method": "eagle3"}, "method 'eagle3' is not served: take ngram"),
+        ({"method": "eagle3"}, "method 'eagle3' is not served: take ngram, mtp"),
         (
             {"num_speculative_tokens": 9},
             "num_speculative_tokens must be a number between 1 and 8, not 9",
@@ -268,7 +268,7 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
         ),
         (
             {"method": "eagle3", "model": "x", "num_speculative_tokens": 3},
-            "method 'eagle3' is not served: take ngram",
+            "method 'eagle3' is not served: take ngram, mtp",
         ),
         ({"method": {}}, "method {} is not served"),
         ({"method": {1}}, "is no JSON"),

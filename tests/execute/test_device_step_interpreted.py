@@ -155,7 +155,7 @@ def test_a_late_draw_is_the_plain_steps(request: pytest.FixtureRequest) -> None:
 def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
     """Tokens of three rows, of which two are offered what the device guesses."""
     assert runner._state is not None
-    runner._state.draw.proposer = Repeats(runner._state.kv.slot_token, 1)
+    runner._state.draw.proposer = Repeats(runner._state, 1)
     host, told = Host(runner), list[list[int]]()
     asks = [
         Ask(allowed=[40]),
@@ -388,21 +388,17 @@ def test_a_model_with_a_window_starts_and_says_what_transformers_says(
     """
     launched: set[str] = set()
     started: set[str] = set()
-    guessed: set[int] = set()  # rows of the steps whose drafts were warmed
+    guessed: list[int] = []  # queries of the steps whose drafts were warmed
     launch = triton_interpreter.interpreter.GridExecutor.__call__
 
     def noted(kernel: Any, *arguments: Any, **more: Any) -> None:
         launched.add(kernel.fn.__name__)
         launch(kernel, *arguments, **more)
 
-    class Guesses(Repeats):
-        def launch(self, rows: Any, row_ids: torch.Tensor, told: Any, hidden: Any) -> None:
-            guessed.add(row_ids.shape[0])
-            super().launch(rows, row_ids, told, hidden)
-
     def warmed(step: DeviceStep, *arguments: Any) -> None:
-        step.draw.proposer = Guesses(step.kv.slot_token, 1)
+        step.draw.proposer = proposer = Repeats(step, 1)
         warm.warm(step, *arguments)
+        guessed.extend(proposer.warmed)
         step.draw.proposer = None
         started.update(launched)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.execute.device_step import DeviceStep
+from penstock.execute.proposer import Drawn
 from penstock.execute.runner import TorchRunner
-from penstock.kernels.row_state import RowState
 from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Drafts, Int32
@@ -18,13 +18,21 @@ from penstock.schedule.step import Drafts, Int32
 class Repeats:
     """Guesses that a row goes on as it went `period` tokens before."""
 
-    def __init__(self, slot_token: Tensor, period: int) -> None:
-        self.slot_token, self.period = slot_token.view(-1), period
-        self.launched = 0
+    reads_chunks = False
 
-    def launch(self, rows: RowState, row_ids: Tensor, told: Tensor, hidden: Tensor) -> None:
-        assert told.shape == row_ids.shape and hidden.shape[0] >= row_ids.shape[0]
-        row, self.launched = row_ids.to(torch.int64), self.launched + 1
+    def __init__(self, step: DeviceStep, period: int) -> None:
+        self.rows, self.staging, self.period = step.rows, step.staging, period
+        self.slot_token = step.kv.slot_token.view(-1)
+        self.launched = 0
+        self.warmed = list[int]()
+
+    def warm(self, sizes: list[int]) -> None:
+        self.warmed = sizes
+
+    def launch(self, drawn: Drawn) -> None:
+        assert drawn.proposes and drawn.hidden.shape[0] >= drawn.size >= drawn.rows > 0
+        rows, self.launched = self.rows, self.launched + 1
+        row = self.staging.rows[: drawn.size].to(torch.int64)
         length = rows.length[row]
         for at in range(MAX_DRAFTS):
             back = (length + 1 + at - self.period * (1 + at // self.period)).clamp(min=0)
@@ -57,6 +65,6 @@ def draft_by_device(runner: TorchRunner, scheduler: Scheduler, period: int) -> R
     """Has the device make drafts, and the scheduler offer them."""
     step = runner._state
     assert step is not None
-    step.draw.proposer = made = Repeats(step.kv.slot_token, period)
+    step.draw.proposer = made = Repeats(step, period)
     scheduler.drafting.drafter = Counts()
     return made

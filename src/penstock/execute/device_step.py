@@ -90,7 +90,15 @@ class DeviceStep:
         self._block_copier = ops.block_copier(kv.by_block)
         self._slot_copier = ops.block_copier(kv.by_slot) if kv.by_slot else None
         self._stager = PlanStager(
-            self.staging, sizes, asked, kv, windows, self.max_rows, ops.compiled, model.reads_tags
+            self.staging,
+            sizes,
+            asked,
+            kv,
+            windows,
+            self.max_rows,
+            ops.compiled,
+            model.reads_tags,
+            follows=model.mtp is not None,
         )
         self.draw = draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
         self._decode, self._beside = Decode(self.launches, draw), Beside(self.launches, draw)

@@ -4,7 +4,7 @@
         forward without prefix groups, forward with them, plain draw, draw with all sampling options
         smallest sizes: a plain step in one graph. One row with a prompt's chunk, by tokens: forward
     later, when a step comes the second time: larger sizes, rows with chunks, draws with forced
-        tokens. For a built engine whose workload shares no prefix also sizes between powers of
+        tokens, a proposer's launches. For a built engine whose workload shares no prefix also sizes between powers of
         two, on first use, and all but plain forwards and draws
 
 All graphs share one memory pool. Capturing stops when its time or memory is used up: large and
@@ -56,6 +56,8 @@ class Graphs:
         self.by_size: dict[int, Captured] = {}
         # (rows, tokens, True with prefix groups) -> forward of rows and prompt chunks
         self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
+        # (queries, rows) -> a proposer's launches
+        self._drafts: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         # kinds of steps without a graph that ran once
         self._met: set[tuple[int | str, ...]] = set()
         self._full = False
@@ -152,6 +154,15 @@ class Graphs:
         ):
             self.capture_beside(rows, tokens, grouped, launch)
         return self.beside.get((rows, tokens, grouped))
+
+    def drafts(
+        self, size: int, rows: int, launch: Callable[[], None]
+    ) -> torch.cuda.CUDAGraph | None:
+        """Returns the graph of what a proposer launches after a step of `size` queries of `rows`
+        rows; captures it first if it is to have one. None: launch the kernels one by one."""
+        if (size, rows) not in self._drafts and self._comes_again(size, "drafts", rows):
+            self._drafts[size, rows] = self._one(launch)
+        return self._drafts.get((size, rows))
 
     def _comes_again(self, size: int, *kind: int | str) -> bool:
         """Returns True if a step is to be captured now: the same kind ran before, or its size is

@@ -183,7 +183,11 @@ def look_at_kv(
     look = _Look(ops, layers, given or [None] * len(layers), blocks)
     inputs = whole_prompts(prompts, tokens, blocks.view(prompts, each))
     looking = replace(ops, attention=look.attention, latent_attention=look.latent_attention)
-    model.forward(sample.to(model.device).flatten(), inputs, cache.layers, looking)
+    ids = sample.to(model.device).flatten()
+    hidden = model.forward(ids, inputs, cache.layers, looking)
+    if model.mtp is not None:
+        # the token after a prompt's last one is any
+        model.predict(ids.roll(-1), hidden, inputs, cache.layers, looking)
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
             raise CheckpointError(

@@ -60,9 +60,13 @@ class BatchLimits:
     @property
     def max_queries(self) -> int:
         """Returns the most queries of a step: its rows and their drafts."""
+        return max(self.max_rows, self.queries_with_drafts)
+
+    @property
+    def queries_with_drafts(self) -> int:
+        """Returns the most queries of a step that has drafts of speculative_config."""
         drafts = 0 if self.speculative is None else self.speculative.num_speculative_tokens
-        few = min(self.max_rows * (1 + drafts), QUERIES_WITH_DRAFTS, self.max_batched_tokens)
-        return max(self.max_rows, few)
+        return min(self.max_rows * (1 + drafts), QUERIES_WITH_DRAFTS, self.max_batched_tokens)
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,13 +126,12 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
             f" {context} or less",
             param="max_model_len",
         )
-    asked = config.schedule.speculative_config
     return BatchLimits(
         rows,
         tokens,
         length,
         mask_slots=min(rows, MASK_SLOTS),
-        speculative=None if asked is None else SpeculativeConfig.of(asked),
+        speculative=config.speculative,
         group_texts=config.schedule.draft_from == "group",
     )
 

@@ -184,6 +184,7 @@ def load_for(
             free_memory(device) // layout.size if device.type == "cpu" else None
         ),  # None on CUDA, whose allocator raises when memory runs out
         in_host=in_host,
+        predicts=config.predicts,
     )
     return model, ops
 

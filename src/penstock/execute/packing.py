@@ -37,6 +37,7 @@ class StagedChunks:
     # embeddings given in the request: for k tokens, their indices among the step's tokens [k]
     # int64, and the embeddings [k, model width] float32
     embeds: tuple[Tensor, Tensor] | None
+    next_ids: Tensor | None  # [tokens] int32: the prompt token after each; None: nothing drafts
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
@@ -98,10 +99,12 @@ def pack_chunks(
     dump_block: int,
     reads_tags: bool,
     dump_state: int | None = None,
+    follows: bool = False,
 ) -> StagedChunks:
     """Adds the chunks' arrays to the staging buffer and returns them. sizes: padded rows and tokens
     of the step. capacity: padded number of chunks. dump_block: block that padding tokens write to.
-    dump_state: slot of recurrent state for padding; None: no recurrent state.
+    dump_state: slot of recurrent state for padding; None: no recurrent state. follows: True adds
+    the token after each.
     """
     count, size, tokens = chunks.context.size, chunks.tokens.size, sizes.tokens - sizes.rows
     positions, slots = (
@@ -120,7 +123,7 @@ def pack_chunks(
     inputs = PrefillInputs(
         staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)), seen
     )
-    states = tags = embeds = None
+    states = tags = embeds = next_ids = None
     if dump_state is not None:
         own = np.full(capacity, dump_state, np.int64)
         own[:count] = dump_state if chunks.slots is None else chunks.slots
@@ -132,8 +135,19 @@ def pack_chunks(
         tags = staging.add(each)
     if (handed := chunks.embeds) is not None:
         embeds = staging.add(handed.where.astype(np.int64) + sizes.rows), staging.add(handed.rows)
+    if follows:
+        after = np.zeros(tokens, np.int32)
+        after[:size] = chunks.next_token
+        next_ids = staging.add(after)
     return StagedChunks(
-        staging.add(ids), staging.add(positions), staging.add(slots), inputs, states, tags, embeds
+        staging.add(ids),
+        staging.add(positions),
+        staging.add(slots),
+        inputs,
+        states,
+        tags,
+        embeds,
+        next_ids,
     )
 
 

@@ -1,26 +1,42 @@
-"""Proposer: interface for draft models on the device. A proposer drafts rows' next tokens on the
-device, so that the host plans only their number. `ngram_proposer.py` is one.
+"""Proposer: interface for what drafts tokens on the device. It drafts rows' next tokens there, so
+that the host plans only their number. `ngram_proposer.py` and `mtp_proposer.py` are two.
 
 Knows rows and a step's results on the device; no plans, no host.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from penstock.kernels.row_state import RowState
+from penstock.execute.packing import StagedChunks
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A step whose tokens have been drawn. T: its tokens, S of them decode queries, which come
+    first."""
+
+    size: int  # S, padding included
+    rows: int  # number of rows with queries, without padding
+    hidden: Tensor  # [T or more, d] of the step's tokens; without chunks [S or more, d]
+    chunks: StagedChunks | None  # prompt chunks of the step
+    proposes: bool  # True: drafts of the rows are wanted
 
 
 class Proposer(Protocol):
     """Makes draft tokens after each draw. Drafts never change the output; a right guess saves a
     step."""
 
-    def launch(self, rows: RowState, row_ids: Tensor, told: Tensor, hidden: Tensor) -> None:
-        """Launches kernels that write rows.drafts of the step's rows: guesses of the tokens at
-        positions length + 1 and on, where the draw has updated `length`.
+    @property
+    def reads_chunks(self) -> bool:
+        """True if `launch` is called for every step with prompt chunks, with their hidden states."""
 
-        row_ids [S] int32 of queries: a row's are adjacent; padded with the dead row. told [S]
-        int32: the token drawn after each query. hidden [S or more, d]: of the queries.
-        """
+    def launch(self, drawn: Drawn) -> None:
+        """Launches kernels that write rows.drafts of the step's rows: guesses of the tokens at
+        positions length + 1 and on, where the draw has updated `length`."""
+
+    def warm(self, sizes: list[int]) -> None:
+        """Compiles the kernels of `launch` for steps of so many queries, all of the dead row."""

@@ -65,6 +65,7 @@ def load_beside(
         finite=True,
         shared=shared,
         in_host=lambda shape: model.table_in_host,
+        predicts=model.mtp is not None,
     )
     for keeper, own in zip(new.owners, model.owners, strict=True):
         keeper.form = own.form  # the KV cache keeps its dtype and scales

@@ -77,7 +77,8 @@ class PlanStager:
     SamplingMirror, which stores joining rows and places their biases.
 
     keeps_groups: True if prefix groups' blocks, once sent, stay at the address from which later
-    steps read them. reads_tags: True if the model reads tags.
+    steps read them. reads_tags: True if the model reads tags. follows: True if a
+    proposer reads the token after each token of a chunk.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class PlanStager:
         max_rows: int,
         keeps_groups: bool,
         reads_tags: bool,
+        follows: bool = False,
     ) -> None:
         self._staging, self._sizes, self._asked, self._kv, self._windows = (
             staging,
@@ -99,6 +101,7 @@ class PlanStager:
             windows,
         )
         self._dead_row, self._keeps_groups, self._reads_tags = max_rows, keeps_groups, reads_tags
+        self._follows = follows
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
 
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
@@ -145,6 +148,7 @@ class PlanStager:
                 self._kv.dump_block,
                 self._reads_tags,
                 dump_state,
+                self._follows,
             )
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:

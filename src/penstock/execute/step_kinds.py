@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.execute.device_sampler import EVERY, MOST, PLAIN
 from penstock.execute.executor import Outcome
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
-from penstock.execute.proposer import Proposer
+from penstock.execute.proposer import Drawn, Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import StagedPlan
@@ -58,12 +58,20 @@ class StepDraw:
             size = min(self._launches.size_of(queries), staged.sizes.rows)
             outcome.logprobs = self._drawn(staged, size, hidden, forces)
             outcome.tokens = self._launches.sampler.sampled_ids[:queries]
-            if plan.proposes:
-                assert self.proposer is not None, "a plan proposes where nothing drafts"
-                self._launches.propose(self.proposer, size, hidden)
+        self._propose(staged, hidden)
         if plan.chunks is not None and plan.chunks.scored:
             outcome.prompt_logprobs = self._scorer.score(hidden[staged.sizes.rows :], plan.chunks)
         return outcome
+
+    def _propose(self, staged: StagedPlan, hidden: Tensor) -> None:
+        """Launches drafts for the drawn step's rows, and what the proposer does with chunks."""
+        plan, proposer = staged.plan, self.proposer
+        if proposer is None:
+            assert not plan.proposes, "a plan proposes where nothing drafts"
+        elif plan.proposes or (proposer.reads_chunks and staged.chunks is not None):
+            proposer.launch(
+                Drawn(staged.sizes.rows, plan.rows.size, hidden, staged.chunks, plan.proposes)
+            )
 
     def _drawn(
         self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool
@@ -161,7 +169,10 @@ class Beside:
         )
         assert staged.chunks is not None and plan.chunks is not None
         chunks, few = staged.chunks.inputs, launches.few_chunks
-        scored, embeds, states = plan.chunks.scored, staged.chunks.embeds, staged.chunks.states
+        embeds, states = staged.chunks.embeds, staged.chunks.states
+        # a graph's forward returns the hidden states of rows alone
+        follows = self._draw.proposer is not None and self._draw.proposer.reads_chunks
+        scored = plan.chunks.scored or follows
         fits = (
             sizes.few
             and chunks.context.shape == few.context.shape

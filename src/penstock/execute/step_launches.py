@@ -23,7 +23,6 @@ from penstock.execute.graphs import Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.packing import StagedChunks
 from penstock.execute.padding import BESIDE_CHUNKS, BESIDE_TOKENS, StepSizes
-from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.staging_buffer import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
@@ -96,7 +95,7 @@ class StepLaunches:
         self._group_blocks = torch.zeros(
             groups if ops.compiled else 0, width, dtype=torch.int32, device=device
         )
-        self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         # prompt chunks of steps with CUDA graphs, which need fixed addresses; filled as
         # packing.pack_chunks does
         self.few_chunks = PrefillInputs(
@@ -178,13 +177,13 @@ class StepLaunches:
                 torch.index_select(
                     self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size]
                 )
-        decode = self._decode(size, groups) if size else None
+        decode = self.decode(size, groups) if size else None
         inputs = StepInputs(
             columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks
         )
         inputs.tags = None if columns.tags is None else columns.tags[:tokens]
         if decode is not None and groups:
-            inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
+            inputs.alone = replace(decode, groups=None, skip=self.no_skip[:size])
         if (folded := self._kv.folded) is not None:
             inputs.states = self._states(size, folded, chunk_states)
         if self._windows is not None:
@@ -237,12 +236,6 @@ class StepLaunches:
         )
         return self.sampler.launch(ids, queries, position, hidden, wants, most, asking, forces)
 
-    def propose(self, proposer: Proposer, size: int, hidden: Tensor) -> None:
-        """Launches drafts for the rows of the last drawn step."""
-        proposer.launch(
-            self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden
-        )
-
     def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
         """Launches the draw as it is captured in CUDA graphs. every: True: with all sampling
         options. forces: True: some queries have forced tokens."""
@@ -255,7 +248,7 @@ class StepLaunches:
             return None
         return Queries(self._staging.offset[:size], self._staging.draft[:size])
 
-    def _decode(self, size: int, count: int) -> DecodeInputs:
+    def decode(self, size: int, count: int) -> DecodeInputs:
         """Returns the decode inputs of `size` rows, with room for `count` prefix groups."""
         staging, rows, groups = self._staging, self._rows, None
         if count:

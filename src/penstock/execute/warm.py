@@ -49,7 +49,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     # captured or first used
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
-    _compile_drafts(step)
+    _compile_drafts(step, limits)
     _all_rows_ask(step)
     if compiles:
         wide = [kind for kind in step.model.kinds if kind.width > 128]
@@ -83,17 +83,14 @@ def _compile_bookkeeping(step: DeviceStep) -> None:
     step.step(plan)
 
 
-def _compile_drafts(step: DeviceStep) -> None:
-    """Compiles the kernels of a proposer, whose keys hang on no size. A built engine may have been
-    built without drafts: a sealed one is refused here, before it is ready."""
+def _compile_drafts(step: DeviceStep, limits: BatchLimits) -> None:
+    """Compiles the kernels of a proposer. A built engine may have been built without drafts: a
+    sealed one is refused here, before it is ready."""
     if step.draw.proposer is not None:
         step.staging.rows.fill_(step.max_rows)
-        hidden = torch.zeros(
-            (1, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
-        )
         with torch.inference_mode():
             step.launches.take_drafts(1)
-            step.launches.propose(step.draw.proposer, 1, hidden)
+            step.draw.proposer.warm(_kinds_of_sizes(limits.queries_with_drafts))
 
 
 def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, scored: int) -> None:

@@ -186,6 +186,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     def shape(size: int, **how: bool) -> Decoder:
         layout, meta = Layout(0, size), torch.device("meta")
+        how |= {"predicts": config.predicts}
         return build_model(model_config, dtype, meta, limits.max_model_len, layout, schemes, **how)
 
     whole, decoder, table = shape(1), shape(ranks), ""

@@ -42,7 +42,13 @@ def bytes_a_rank(
     for ranks in range(1, len(rooms) + 1):
         try:
             share = build_model(
-                model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes
+                model_config,
+                dtype,
+                torch.device("meta"),
+                length,
+                Layout(0, ranks),
+                schemes,
+                predicts=config.predicts,
             )
         except UsageError:
             continue  # heads, groups or sizes cannot be divided by this number

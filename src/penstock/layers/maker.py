@@ -47,7 +47,8 @@ class Heads:
 @dataclass(slots=True)
 class Maker:
     """Makes layers. positions: length of rotary tables. table_in_host: True puts `own_table` in
-    host memory if the model is on a GPU. On torch's meta device no memory is allocated."""
+    host memory if the model is on a GPU. predicts: True makes the model's mtp layer too, for
+    drafts. On torch's meta device no memory is allocated."""
 
     dtype: torch.dtype
     device: torch.device
@@ -55,6 +56,7 @@ class Maker:
     layout: Layout = ALONE
     scheme_of: SchemeOf = all_plain
     table_in_host: bool = False
+    predicts: bool = False
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
     # cached by rope alone, since a model has one growth
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)

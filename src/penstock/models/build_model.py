@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from penstock.errors import UsageError
 from penstock.layers.maker import Maker
 from penstock.models.decoder import Decoder
 from penstock.models.families import find_family
@@ -21,13 +22,28 @@ def build_model(
     scheme_of: SchemeOf = all_plain,
     *,
     table_in_host: bool = False,
+    predicts: bool = False,
 ) -> Decoder:
     """Makes the model of a config; its weights are not loaded yet. positions: length of the rotary
     tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
     scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
-    On torch's meta device no memory is allocated."""
+    predicts: True makes the model's mtp layer too, for drafts. On torch's meta device no memory is
+    allocated. Raises UsageError if `predicts` and no such layer of this model type is served."""
+    if predicts and not config.mtp:
+        raise UsageError(
+            f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and none is"
+            f" served of a {config.architecture} with this config.json: take method 'ngram'",
+            param="speculative_config",
+        )
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
-    return family.build(
-        config, Maker(dtype, device, positions or config.context, layout, scheme_of, table_in_host)
+    make = Maker(
+        dtype,
+        device,
+        positions or config.context,
+        layout,
+        scheme_of,
+        table_in_host=table_in_host,
+        predicts=predicts,
     )
+    return family.build(config, make)

@@ -22,6 +22,7 @@ from penstock.layers.embedding import TiedHead
 from penstock.layers.layer_inputs import LayerInputs
 from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
+from penstock.layers.mtp_layer import MtpLayer
 from penstock.layers.norm import Norm
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.sharded_weight import Weight
@@ -34,7 +35,8 @@ class Decoder:
 
     embedding_scale, logits_scale: factors of embeddings and of logits. embedding_norm: norm of
     embeddings. logits_cap: logits become cap * tanh(logits / cap); None: no cap. layer_inputs:
-    computes per-layer embeddings; None: the model has none."""
+    computes per-layer embeddings; None: the model has none. mtp: predicts tokens further ahead, for
+    drafts; None: it is not loaded."""
 
     def __init__(
         self,
@@ -48,10 +50,11 @@ class Decoder:
         logits_scale: float = 1.0,
         logits_cap: float | None = None,
         layer_inputs: LayerInputs | None = None,
+        mtp: MtpLayer | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, make.dtype, make.device
         self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
-        self._logits_scale, self.layer_inputs = logits_scale, layer_inputs
+        self._logits_scale, self.layer_inputs, self.mtp = logits_scale, layer_inputs, mtp
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(
@@ -64,10 +67,11 @@ class Decoder:
         )
         # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
-        # layers of each block that keep state (KV cache or recurrent state)
-        self.keepers = [tuple(block.keeps()) for block in self.blocks]
+        # layers of each block that keep state (KV cache or recurrent state); the mtp layer's last
+        stateful = self.blocks if mtp is None else [*self.blocks, mtp.block]
+        self.keepers = [tuple(block.keeps()) for block in stateful]
         self.kinds = _kinds(self.keepers)
-        self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])
+        self._folds_last = any(is_recurrent(keeper) for keeper in self.blocks[-1].keeps())
         self.handed: dict[int, Tensor] = {}  # layer -> buffer for its output, see `hand_out`
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
@@ -86,6 +90,8 @@ class Decoder:
         self.blocks = [block.prepare(ops) for block in self.blocks]
         if self.layer_inputs is not None:
             self.layer_inputs.prepare(ops)
+        if self.mtp is not None:
+            self.mtp.prepare(ops)
         self.head.prepare(ops)
 
     def forward(
@@ -99,7 +105,8 @@ class Decoder:
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Returns normed hidden states [T, hidden] of a step's T tokens. token_ids: [T] int64.
-        state: for each block, views of the state of its parts, updated in place.
+        state: for each block (the mtp layer's last), views of the state of its parts, updated in
+        place.
 
         of_rows: True returns only the step's decode rows [rows, hidden], at least one row; the last
         block then only stores K and V of the prefill tokens. embeds: indices of tokens [k] int64,
@@ -115,9 +122,13 @@ class Decoder:
             for seen in steps:
                 seen.layer_inputs = given
         if of_rows and not self._folds_last:
-            steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
+            last = len(self.blocks) - 1
+            steps = [*steps[:last], replace(steps[last], prefill=None, kept=step.rows)]
         residual: Tensor | None = None
-        for number, (block, seen, own) in enumerate(zip(self.blocks, steps, state, strict=True)):
+        count = len(self.blocks)
+        for number, (block, seen, own) in enumerate(
+            zip(self.blocks, steps[:count], state[:count], strict=True)
+        ):
             x, residual = block(ops, x, residual, seen, own)
             self.blocks_run += 1
             if number in self.handed:
@@ -135,7 +146,7 @@ class Decoder:
                 kind: ops.plan(step, kind, cos_sin, self.dtype)
                 for kind, cos_sin in self.kinds.items()
             }
-            return [step] * len(self.blocks)
+            return [step] * len(self.keepers)
         for keepers, seen in zip(self.keepers, step.by_layer, strict=True):
             for keeper in keepers:
                 if (kind := keeper.kind) is not None and kind not in seen.plans:
@@ -151,6 +162,26 @@ class Decoder:
             layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers
         }
 
+    def predict(
+        self,
+        next_ids: Tensor,
+        hidden: Tensor,
+        step: StepInputs,
+        state: Sequence[Sequence[Any]],
+        ops: Ops | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the mtp layer on a step's T tokens, after `forward`. next_ids: [T] int64, the token
+        after each. hidden: [T, hidden], of `forward` or of a prediction before. state: as in
+        `forward`. Returns the input of `logits` that scores the token after the next one, and the
+        hidden state for a further prediction, both [T, hidden]."""
+        assert self.mtp is not None, "a model without an mtp layer predicts nothing"
+        ops = ops or self.ops
+        seen = step if step.by_layer is None else step.by_layer[-1]
+        for keeper in self.keepers[-1]:
+            if (kind := keeper.kind) is not None and kind not in seen.plans:
+                seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
+        return self.mtp(ops, self.embedding(ops, next_ids), hidden, seen, state[-1])
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores [n, vocabulary] in the model's dtype for hidden [n, hidden] of `forward`;
         with several ranks, the scores of this rank's tokens."""
@@ -162,7 +193,7 @@ class Decoder:
     @property
     def parts(self) -> tuple[Any, ...]:
         """Returns the parts of the model that hold weights."""
-        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head
+        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head, self.mtp
 
     def take_parts_of(self, other: Decoder) -> None:
         """Replaces this model's parts with those of `other`, a prepared model with the same
@@ -172,7 +203,7 @@ class Decoder:
             other.layer_inputs,
             other.blocks,
         )
-        self.norm, self.head = other.norm, other.head
+        self.norm, self.head, self.mtp = other.norm, other.head, other.mtp
         self.keepers, self.kinds = other.keepers, other.kinds
 
     def weights(self) -> Iterator[Weight]:
@@ -183,6 +214,8 @@ class Decoder:
         for block in self.blocks:
             yield from block.weights()
         yield from self.norm.weights()
+        if self.mtp is not None:
+            yield from self.mtp.weights()
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
 

@@ -13,7 +13,13 @@ from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.routing import Routing
 from penstock.layers.gate_form import GateForm
 from penstock.models.dense import DenseConfig, listed_types, read_dense
-from penstock.models.experts import DRAFTING, ExpertFields, experts_or_mlp, read_experts
+from penstock.models.experts import (
+    DRAFTING,
+    MOST_DRAFTING,
+    ExpertFields,
+    experts_or_mlp,
+    read_experts,
+)
 from penstock.models.mamba_keys import MOST_HEADS, MOST_TAPS, MOST_WIDTH, read_state_dtype
 from penstock.models.model_config import ConfigDtype, some_attend
 from penstock.models.rope_keys import read_rope
@@ -59,11 +65,12 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     bias = keys.flag("attention_bias")
     keys.past(attn_output_gate=True)
     state = read_state_dtype(keys, "mamba_ssm_dtype")
-    for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        keys.take(name, None)  # keys about layers for drafting, which are not loaded
+    ahead = keys.count("mtp_num_hidden_layers", 1, low=0, high=MOST_DRAFTING)
+    own_embeddings = keys.flag("mtp_use_dedicated_embeddings")
     return fields | {
         "windows": (None,) * layers,
         "left_out": (DRAFTING,),
+        "mtp": ahead == 1 and not own_embeddings,
         "qk_norm": True,
         "qkv_bias": bias,
         "o_bias": bias,
@@ -110,7 +117,7 @@ def build_with_experts(
     config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split"
 ) -> Decoder:
     """Makes the model; its weights are not loaded yet. tensors: see `make_delta_net`."""
-    sizes = (config.hidden_size, config.intermediate_size)
+    sizes = (config.num_layers, config.hidden_size, config.intermediate_size)
     parts = experts_or_mlp(
         config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate"
     )
@@ -131,6 +138,7 @@ def build_hybrid(
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.delta_maker import make_delta_net
     from penstock.layers.maker import Heads
+    from penstock.layers.mtp_layer import QWEN, make_mtp_layer
     from penstock.models.decoder import Decoder
 
     c, hidden = config, config.hidden_size
@@ -139,8 +147,7 @@ def build_hybrid(
     def norm(name: str, size: int = hidden) -> Any:
         return make.norm(f"{name}.weight", size, c.rms_norm_eps, one_plus=True)
 
-    def layer(number: int, attends: bool) -> Block:
-        at = f"model.layers.{number}"
+    def layer(number: int, attends: bool, at: str) -> Block:
         if attends:
             norms = (
                 norm(f"{at}.self_attn.q_norm", c.head_dim),
@@ -166,6 +173,9 @@ def build_hybrid(
             norm(f"{at}.input_layernorm"), mixer, between, feed_forward(number, f"{at}.mlp")
         )
 
-    return Decoder(
-        config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm")
-    )
+    layers = [layer(n, attends, f"model.layers.{n}") for n, attends in enumerate(c.attends)]
+    mtp = None
+    if make.predicts:
+        block = layer(len(layers), True, "mtp.layers.0")
+        mtp = make_mtp_layer(make, "mtp", QWEN, hidden, norm, block)
+    return Decoder(config, make, layers, norm("model.norm"), mtp=mtp)

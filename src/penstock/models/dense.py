@@ -202,6 +202,7 @@ def build_dense(
     a mixer that replaces it; None: attention."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
+    from penstock.layers.mtp_layer import DEEPSEEK, make_mtp_layer
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
 
@@ -281,7 +282,17 @@ def build_dense(
         return DecoderLayer(before, attention, between, mlp, scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    last = norm("model.norm", first=behind(len(layers) - 1, behind_mlp))
+    last, mtp = norm("model.norm", first=behind(len(layers) - 1, behind_mlp)), None
+    if make.predicts:
+        after = len(layers)
+        at = f"model.layers.{after}"
+        mtp = make_mtp_layer(make, at, DEEPSEEK, hidden, norm, layer(after, None))
     return Decoder(
-        config, make, layers, last, embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+        config,
+        make,
+        layers,
+        last,
+        embedding_scale=c.embedding_scale,
+        logits_scale=c.logits_scale,
+        mtp=mtp,
     )

@@ -166,13 +166,15 @@ def build_moe(
     **tensors: Any,
 ) -> Decoder:
     """Makes the decoder. qk, around, mixer: see build_dense. tensors: see experts_or_mlp."""
-    parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
+    sizes = (config.num_layers, config.hidden_size, config.intermediate_size)
+    parts = experts_or_mlp(config, make, *sizes, **tensors)
     return build_dense(config, make, parts, qk=qk, around=around, mixer=mixer)
 
 
 def experts_or_mlp(
     config: ExpertFields,
     make: Maker,
+    layers: int,
     hidden: int,
     middle: int,
     *,
@@ -185,12 +187,13 @@ def experts_or_mlp(
     shared_gate: str | None = None,
 ) -> Callable[[int, str], FeedForward]:
     """Returns a function (layer, name of its MLP) -> feed-forward part: experts if the layer has
-    them, else an MLP with inner size `middle`.
+    them, else an MLP with inner size `middle`. An mtp layer, after the last one, has experts.
 
-    part: name of the mixture of experts in a layer. names: names of an expert's gate, up and down;
-    None: those of an MLP. router, shared, shared_gate: names after `part` of the router, the shared
-    expert and its gate (None: no gate). correction: name of the bias that is added to choose
-    experts (None: no bias). alone: True if that bias is stored as a row [1, experts]."""
+    layers: number of the model's layers. part: name of the mixture of experts in a layer. names:
+    names of an expert's gate, up and down; None: those of an MLP. router, shared, shared_gate:
+    names after `part` of the router, the shared expert and its gate (None: no gate). correction:
+    name of the bias that is added to choose experts (None: no bias). alone: True if that bias is
+    stored as a row [1, experts]."""
     from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.parallel.sharded_weight import Part
 
@@ -198,7 +201,7 @@ def experts_or_mlp(
 
     def feed_forward(layer: int, at: str) -> FeedForward:
 
-        if layer not in c.expert_layers:
+        if layer not in c.expert_layers and layer < layers:
             return make.mlp(at, hidden, middle)
         at = f"{at.removesuffix('mlp')}{part}"
         return make_moe(

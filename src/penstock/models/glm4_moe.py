@@ -28,6 +28,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     fields = read_dense(keys, named, eps=1e-5, rope_of=partial(read_rope, part=PART))
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 128, 8, names=("num_local_experts", "n_routed_experts"))
+    ahead = drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers"))
     size = keys.count("moe_intermediate_size", 1408, high=MOST)
     return MoeConfig(
         **fields,
@@ -39,5 +40,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_size=size,
         expert_layers=frozenset(range(keys.count("first_k_dense_replace", 1, low=0), layers)),
         shared_size=size * keys.count("n_shared_experts", 1),
-        left_out=drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers")),
+        left_out=ahead,
+        mtp=len(ahead) == 1,
     )

@@ -47,8 +47,9 @@ class ModelConfig:
     )
     # the multimodal model type whose text part this is; None: the model is text-only
     text_part: TextOfWhole | None = None
-    # prefixes of the names of tensors that are not loaded: layers for drafting
+    # prefixes of the names of tensors of layers for drafting, which are loaded only for drafts
     left_out: tuple[str, ...] = ()
+    mtp: bool = False  # True: there is a layer for drafting that penstock can run
     # pairs: part of a tensor's name in the checkpoint, its replacement
     renames: tuple[tuple[str, str], ...] = ()
     # end ids in config.json; those in generation_config.json take precedence, see `end_ids`

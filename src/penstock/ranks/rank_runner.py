@@ -248,7 +248,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     # refuse a model that cannot be divided before starting processes
     model_config = read_model_config(folder)
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
-    build_model(model_config, dtype, torch.device("meta"), 1, Layout(0, ranks), schemes)
+    meta, share = torch.device("meta"), Layout(0, ranks)
+    build_model(model_config, dtype, meta, 1, share, schemes, predicts=config.predicts)
     if device.type == "cuda":
         check_visible_gpus(ranks)
         check_own_gpu(device, config.memory.gpu_memory_utilization)

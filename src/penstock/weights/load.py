@@ -48,6 +48,7 @@ def load_model(
     shared: SharedWeights | None = None,
     lora: str | None = None,
     in_host: Callable[[Decoder], bool] = lambda shape: False,
+    predicts: bool = False,
 ) -> Decoder:
     """Returns the model of a folder. Reads config.json, unless `config` is given, and the weights.
     With load_format `dummy` it draws random weights from `seed` instead.
@@ -56,12 +57,14 @@ def load_model(
     may take on the device; None: unlimited. finite: True refuses weights that are not finite.
     shared: weights in another process's memory, used in place of the folder's. lora: folder or hub
     id of an adapter to merge into the weights. in_host: function of the model on torch's meta
-    device that returns True if the per-layer embeddings go to host memory. Raises CheckpointError
-    for a faulty checkpoint and CapacityError if the model doesn't fit the device. Both are raised
-    before memory is allocated, if the headers suffice to find the fault."""
+    device that returns True if the per-layer embeddings go to host memory. predicts: True loads the
+    model's mtp layer too, for drafts. Raises CheckpointError for a faulty checkpoint and
+    CapacityError if the model doesn't fit the device. Both are raised before memory is allocated,
+    if the headers suffice to find the fault."""
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
-    shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
+    meta = torch.device("meta")
+    shape = build_model(config, dtype, meta, positions, layout, schemes, predicts=predicts)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
@@ -81,7 +84,14 @@ def load_model(
             log.info("loads %s in %s on %s", folder, str(dtype).removeprefix("torch."), device)
         try:
             model = build_model(
-                config, dtype, device, positions, layout, schemes, table_in_host=beside
+                config,
+                dtype,
+                device,
+                positions,
+                layout,
+                schemes,
+                table_in_host=beside,
+                predicts=predicts,
             )
             if load_format == "dummy":
                 dummy_weights(model, seed)

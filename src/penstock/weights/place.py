@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UsageError
 from penstock.json_keys import shown
 from penstock.models.decoder import Decoder
 from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
@@ -34,6 +34,8 @@ from penstock.weights.loaded_count import LoadedCount
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
+# Endings of an mtp layer's tensors that repeat the model's embedding and head.
+COPIED = (".shared_head.head.weight", ".embed_tokens.weight")
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
 # Endings of tensor names that are skipped: rope frequencies of early Llama checkpoints, which the
 # config gives, and scales for an eight-bit KV cache.
@@ -47,15 +49,23 @@ def find_weights(
     `folder`'s safetensors, or from another process's weights (`opened`).
 
     Raises CheckpointError if names, shapes or dtypes aren't those of `model`, which may be on
-    torch's meta device: so a wrong checkpoint is found before memory is allocated. told: True
-    prints to stderr that layers for multi-token prediction are left out."""
+    torch's meta device: so a wrong checkpoint is found before memory is allocated. Raises UsageError
+    if the model has an mtp layer and the checkpoint has none. told: True prints to stderr that such
+    layers are left out."""
     found = of_text(
         read_entries(folder) if opened is None else opened.entries, model.config.text_part
     )
-    entries = {
-        name: entry for name, entry in found.items() if not name.startswith(model.config.left_out)
-    }
-    if told and len(entries) < len(found):
+    ahead = {name for name in found if name.startswith(model.config.left_out)}
+    if model.mtp is not None:
+        if not ahead:
+            raise UsageError(
+                f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and the"
+                f" safetensors of {folder} have none: take a checkpoint with it, or method 'ngram'",
+                param="speculative_config",
+            )
+        ahead = {name for name in ahead if name.endswith(COPIED)}
+    entries = {name: entry for name, entry in found.items() if name not in ahead}
+    if told and ahead and model.mtp is None:
         print(
             f"penstock: {folder}: its layers that predict more tokens (mtp) are left out",
             file=sys.stderr,

@@ -209,7 +209,8 @@ class ScheduleOptions:
         None,
         'Drafts tokens ahead of the model, in JSON: `{"method": "ngram", "num_speculative_tokens":'
         " 4}` looks for a row's last tokens earlier in its own text, `mtp` runs the layer that a"
-        " checkpoint has for it. Answers stay the same. None: no drafts.",
+        " checkpoint has for it, `eagle3` the drafter in `model`, a folder or hub id of the form"
+        " that speculators writes. Answers stay the same. None: no drafts.",
     )
     draft_from: DraftFrom = _knob(
         "row",
@@ -303,11 +304,6 @@ class Config:
         """What drafts tokens; None: nothing."""
         asked = self.schedule.speculative_config
         return None if asked is None else SpeculativeConfig.of(asked)
-
-    @property
-    def predicts(self) -> bool:
-        """True if the model's own mtp layer drafts."""
-        return self.speculative is not None and self.speculative.method == "mtp"
 
     def places(self) -> dict[str, Any]:
         """Returns option name -> the group object that holds it."""

@@ -128,7 +128,7 @@ class DeviceSampler:
         ends, nothing = self.chosen[:0], self.nothing[:0]
         for first in range(0, count, self.slice_rows):
             part = slice(first, min(first + self.slice_rows, count))
-            logits = self._model.logits(hidden[part])
+            logits = self._model.draft_logits(hidden[part])
             drawn = self._drawn[part]
             if ranks is None:
                 ops.sample_rows(

@@ -98,8 +98,9 @@ class DeviceStep:
             self.max_rows,
             ops.compiled,
             model.reads_tags,
-            follows=model.mtp is not None,
+            follows=model.drafter is not None,
         )
+        model.hand_out_for_drafts(self.launches.columns.tokens.shape[0])
         self.draw = draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
         self._decode, self._beside = Decode(self.launches, draw), Beside(self.launches, draw)
         self._late = Late(

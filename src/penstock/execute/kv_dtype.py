@@ -184,10 +184,12 @@ def look_at_kv(
     inputs = whole_prompts(prompts, tokens, blocks.view(prompts, each))
     looking = replace(ops, attention=look.attention, latent_attention=look.latent_attention)
     ids = sample.to(model.device).flatten()
+    model.hand_out_for_drafts(ids.shape[0])
     hidden = model.forward(ids, inputs, cache.layers, looking)
-    if model.mtp is not None:
+    if model.drafter is not None:
         # the token after a prompt's last one is any
-        model.predict(ids.roll(-1), hidden, inputs, cache.layers, looking)
+        begin = model.drafting_from(hidden, looking)
+        model.predict(ids.roll(-1), begin, inputs, cache.layers, looking)
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
             raise CheckpointError(

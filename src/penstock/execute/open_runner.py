@@ -45,6 +45,7 @@ from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.stored_quantization import StoredQuantization
+from penstock.weights.drafter import drafter_of
 from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
 
@@ -137,7 +138,12 @@ def open_share(
         clock.end("KV and graphs")
         asked = config.model
         runner.beside = partial(
-            load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed
+            load_beside,
+            model,
+            layout=layout,
+            quantization=asked.quantization,
+            seed=asked.seed,
+            drafter=drafter_of(config, model_config),
         )
     if layout.size > 1:
         # all ranks are ready: none waits in a step while another compiles or captures
@@ -184,7 +190,7 @@ def load_for(
             free_memory(device) // layout.size if device.type == "cpu" else None
         ),  # None on CUDA, whose allocator raises when memory runs out
         in_host=in_host,
-        predicts=config.predicts,
+        drafter=drafter_of(config, model_config),
     )
     return model, ops
 

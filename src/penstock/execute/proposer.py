@@ -1,5 +1,5 @@
 """Proposer: interface for what drafts tokens on the device. It drafts rows' next tokens there, so
-that the host plans only their number. `ngram_proposer.py` and `mtp_proposer.py` are two.
+that the host plans only their number. `ngram_proposer.py` and `layer_proposer.py` are two.
 
 Knows rows and a step's results on the device; no plans, no host.
 """

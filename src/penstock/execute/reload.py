@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.config import Quantization
 from penstock.errors import CheckpointError, UsageError
+from penstock.models.build_model import DrafterConfig
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import Layout
@@ -29,10 +30,16 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 
 
 def load_beside(
-    model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
+    model: Decoder,
+    source: WeightsSource,
+    layout: Layout,
+    quantization: Quantization,
+    seed: int,
+    drafter: DrafterConfig | None = None,
 ) -> Decoder:
     """Returns a model with the weights of a folder or of another process, prepared like `model`
-    (fused, quantized), which is not changed. Raises CheckpointError if the weights are of another
+    (fused, quantized), which is not changed. drafter: the model's; one with a
+    checkpoint of its own is loaded from there again. Raises CheckpointError if the weights are of another
     model, incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
     CapacityError if both don't fit the device."""
     shared, folder = (
@@ -65,7 +72,7 @@ def load_beside(
         finite=True,
         shared=shared,
         in_host=lambda shape: model.table_in_host,
-        predicts=model.mtp is not None,
+        drafter=drafter,
     )
     for keeper, own in zip(new.owners, model.owners, strict=True):
         keeper.form = own.form  # the KV cache keeps its dtype and scales

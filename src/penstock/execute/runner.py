@@ -22,8 +22,8 @@ from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache, kv_words
 from penstock.execute.layer_pages import LayerPages, pages_of
+from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
-from penstock.execute.mtp_proposer import MtpProposer
 from penstock.execute.ngram_proposer import NgramProposer
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.reload import take_weights
@@ -350,7 +350,7 @@ def _step(
         step.draw.proposer = (
             NgramProposer(row_ops, rows, step.staging, kv.slot_token, asked)
             if asked.method == "ngram"
-            else MtpProposer(
+            else LayerProposer(
                 model, rows, kv, step.staging, step.launches, asked.num_speculative_tokens
             )
         )

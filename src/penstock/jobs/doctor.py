@@ -174,6 +174,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.models.read_config import read_model_config
     from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
+    from penstock.weights.drafter import drafter_of
     from penstock.weights.load import check_room, left_out, wide_rows
     from penstock.weights.place import find_weights
 
@@ -182,12 +183,14 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     limits = batch_limits(config, model_config.context, device)
     stored = model_config.quantization
     schemes = choose_schemes(config.model.quantization, stored)
-    ranks = config.parallel.tensor_parallel_size
+    ranks, drafter = config.parallel.tensor_parallel_size, drafter_of(config, model_config)
+    length = limits.max_model_len
 
     def shape(size: int, **how: bool) -> Decoder:
         layout, meta = Layout(0, size), torch.device("meta")
-        how |= {"predicts": config.predicts}
-        return build_model(model_config, dtype, meta, limits.max_model_len, layout, schemes, **how)
+        return build_model(
+            model_config, dtype, meta, length, layout, schemes, drafter=drafter, **how
+        )
 
     whole, decoder, table = shape(1), shape(ranks), ""
     if config.model.load_format == "auto":

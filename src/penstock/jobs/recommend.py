@@ -35,9 +35,11 @@ def bytes_a_rank(
     from penstock.models.build_model import build_model
     from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
+    from penstock.weights.drafter import drafter_of
 
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
     length = config.memory.max_model_len or model_config.context
+    drafter = drafter_of(config, model_config)
     found, asked, room = {}, config.memory.per_layer_embeddings, _room(rooms)
     for ranks in range(1, len(rooms) + 1):
         try:
@@ -48,7 +50,7 @@ def bytes_a_rank(
                 length,
                 Layout(0, ranks),
                 schemes,
-                predicts=config.predicts,
+                drafter=drafter,
             )
         except UsageError:
             continue  # heads, groups or sizes cannot be divided by this number

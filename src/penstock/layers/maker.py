@@ -153,6 +153,11 @@ class Maker:
             rows.bounds[0], size, self.layout.rank, self.layout.size, self.layout.all_gather
         )
 
+    def vocabulary_range(self, size: int) -> slice:
+        """Returns the tokens, of `size`, that this rank's head scores."""
+        rows = self._of_vocabulary("", size, 0)
+        return slice(None) if rows.cut is None else slice(*rows.bounds)
+
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """Makes a matrix that every rank holds whole."""
         return self.fused_linear([Part(name, (out, into))], bias)
@@ -201,6 +206,7 @@ class Maker:
         shape: Heads,
         rope: RopeConfig,
         *,
+        into: int | None = None,
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -217,11 +223,11 @@ class Maker:
         keys_as_values: bool = False,
         normed_values: bool = False,
     ) -> Attention:
-        """Makes attention. at: prefix of `.q_proj` (fused: `.qkv_proj`) and of `out`. window: see
-        AttentionKind. scale: factor of scores; None: width ** -0.5. norms: norms of q's and k's
-        heads, before rotation, or after it with turned_first. between: norms over all heads.
-        query_growth: see DenseConfig. sinks: True loads a score per head from `.sinks`.
-        keys_as_values, normed_values: see AttentionKind."""
+        """Makes attention. at: prefix of `.q_proj` (fused: `.qkv_proj`) and of `out`. into: size of
+        its input; None: hidden. window: see AttentionKind. scale: factor of scores; None: width **
+        -0.5. norms: norms of q's and k's heads, before rotation, or after it with turned_first.
+        between: norms over all heads. query_growth: see DenseConfig. sinks: True loads a score per
+        head from `.sinks`. keys_as_values, normed_values: see AttentionKind."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -259,7 +265,7 @@ class Maker:
             KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],
             self.column_linear(
-                parts, hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None
+                parts, into or hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None
             ),
             self.row_linear(f"{at}.{out}", hidden, heads * width, heads, bias=out_bias),
             q_norm,

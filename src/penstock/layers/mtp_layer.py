@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
-from penstock.layers.block import Block
+from penstock.layers.block import Block, Keeper
 from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
@@ -23,7 +23,7 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class MtpLayer:
-    """Computes block(join(norm(embedding of the next token), norm(hidden))), normed for the head.
+    """A DraftLayer. Computes block(join(norm(embedding of the next token), norm(hidden))), normed for the head.
 
     on_normed: True: a further prediction continues from the normed output (Qwen's), False: from the
     residual stream (DeepSeek's)."""
@@ -35,17 +35,27 @@ class MtpLayer:
     norm: Norm
     on_normed: bool
 
+    reads: tuple[int, ...] = ()
+    of_model: bool = True
+    embedding: None = None
+
+    def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
+        return hidden[0]
+
     def __call__(
         self, ops: Ops, embeds: Tensor, hidden: Tensor, step: StepInputs, state: Sequence[Any]
     ) -> tuple[Tensor, Tensor]:
-        """Returns the input of the head and the hidden state for a further prediction, both [T, d].
-        embeds: [T, d] of the next tokens. hidden: [T, d]. state: views of the block's stored state,
-        updated in place."""
         both = (self.embedding_norm.alone(ops, embeds), self.hidden_norm.alone(ops, hidden))
         x, residual = self.block(ops, self.join(ops, torch.cat(both, -1)), None, step, state)
         rows, stream = self.norm(ops, x, residual, None)
         normed = wide(rows)
         return normed, normed if self.on_normed else stream
+
+    def scores(self, ops: Ops, hidden: Tensor) -> None:
+        return None
+
+    def keeps(self) -> Sequence[Keeper]:
+        return self.block.keeps()
 
     def weights(self) -> Iterator[Weight]:
         yield from self.embedding_norm.weights()
@@ -55,7 +65,6 @@ class MtpLayer:
         yield from self.norm.weights()
 
     def prepare(self, ops: Ops) -> None:
-        """Arranges the loaded weights for their kernels, once."""
         self.join.prepare(ops)
         self.block = self.block.prepare(ops)
 

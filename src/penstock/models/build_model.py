@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from penstock.errors import UsageError
 from penstock.layers.maker import Maker
 from penstock.models.decoder import Decoder
+from penstock.models.eagle3 import EagleConfig, make_eagle3
 from penstock.models.families import find_family
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
+
+DrafterConfig = Literal["mtp"] | EagleConfig
 
 
 def build_model(
@@ -22,14 +27,15 @@ def build_model(
     scheme_of: SchemeOf = all_plain,
     *,
     table_in_host: bool = False,
-    predicts: bool = False,
+    drafter: DrafterConfig | None = None,
 ) -> Decoder:
     """Makes the model of a config; its weights are not loaded yet. positions: length of the rotary
     tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
     scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
-    predicts: True makes the model's mtp layer too, for drafts. On torch's meta device no memory is
-    allocated. Raises UsageError if `predicts` and no such layer of this model type is served."""
-    if predicts and not config.mtp:
+    drafter: layer that drafts tokens, the model's own ("mtp") or another; None: no layer. On torch's
+    meta device no memory is allocated. Raises UsageError if no such layer of this model is served.
+    """
+    if drafter == "mtp" and not config.mtp:
         raise UsageError(
             f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and none is"
             f" served of a {config.architecture} with this config.json: take method 'ngram'",
@@ -44,6 +50,9 @@ def build_model(
         layout,
         scheme_of,
         table_in_host=table_in_host,
-        predicts=predicts,
+        predicts=drafter == "mtp",
     )
-    return family.build(config, make)
+    model = family.build(config, make)
+    if isinstance(drafter, EagleConfig):
+        model.take_drafter(make_eagle3(drafter, make))
+    return model

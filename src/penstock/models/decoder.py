@@ -18,11 +18,11 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import PagedForm, RecurrentForm
 from penstock.layers.block import Block, Keeper, is_recurrent
+from penstock.layers.draft_layer import DraftLayer
 from penstock.layers.embedding import TiedHead
 from penstock.layers.layer_inputs import LayerInputs
 from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
-from penstock.layers.mtp_layer import MtpLayer
 from penstock.layers.norm import Norm
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.sharded_weight import Weight
@@ -35,8 +35,8 @@ class Decoder:
 
     embedding_scale, logits_scale: factors of embeddings and of logits. embedding_norm: norm of
     embeddings. logits_cap: logits become cap * tanh(logits / cap); None: no cap. layer_inputs:
-    computes per-layer embeddings; None: the model has none. mtp: predicts tokens further ahead, for
-    drafts; None: it is not loaded."""
+    computes per-layer embeddings; None: the model has none. drafter: drafts tokens; None: nothing
+    does, or something outside the model."""
 
     def __init__(
         self,
@@ -50,11 +50,12 @@ class Decoder:
         logits_scale: float = 1.0,
         logits_cap: float | None = None,
         layer_inputs: LayerInputs | None = None,
-        mtp: MtpLayer | None = None,
+        drafter: DraftLayer | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, make.dtype, make.device
         self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
-        self._logits_scale, self.layer_inputs, self.mtp = logits_scale, layer_inputs, mtp
+        self._logits_scale, self.layer_inputs = logits_scale, layer_inputs
+        self.drafter: DraftLayer | None = None
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(
@@ -67,9 +68,8 @@ class Decoder:
         )
         # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
-        # layers of each block that keep state (KV cache or recurrent state); the mtp layer's last
-        stateful = self.blocks if mtp is None else [*self.blocks, mtp.block]
-        self.keepers = [tuple(block.keeps()) for block in stateful]
+        # layers of each block that keep state (KV cache or recurrent state); the drafter's last
+        self.keepers = [tuple(block.keeps()) for block in self.blocks]
         self.kinds = _kinds(self.keepers)
         self._folds_last = any(is_recurrent(keeper) for keeper in self.blocks[-1].keeps())
         self.handed: dict[int, Tensor] = {}  # layer -> buffer for its output, see `hand_out`
@@ -83,6 +83,15 @@ class Decoder:
         # blocks run so far, by which another thread sees that a long step progresses
         self.blocks_run = 0
         self._ops: Ops | None = None
+        if drafter is not None:
+            self.take_drafter(drafter)
+
+    def take_drafter(self, drafter: DraftLayer) -> None:
+        """Adds what drafts tokens. Call it before weights are loaded."""
+        self.drafter = drafter
+        self.keepers.append(tuple(drafter.keeps()))
+        self.kinds = _kinds(self.keepers)
+        self.weights_bytes += sum(weight.nbytes for weight in drafter.weights())
 
     def prepare(self, ops: Ops) -> None:
         """Arranges each weight for its kernel, one at a time; call it once, after loading."""
@@ -90,8 +99,8 @@ class Decoder:
         self.blocks = [block.prepare(ops) for block in self.blocks]
         if self.layer_inputs is not None:
             self.layer_inputs.prepare(ops)
-        if self.mtp is not None:
-            self.mtp.prepare(ops)
+        if self.drafter is not None:
+            self.drafter.prepare(ops)
         self.head.prepare(ops)
 
     def forward(
@@ -105,7 +114,7 @@ class Decoder:
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Returns normed hidden states [T, hidden] of a step's T tokens. token_ids: [T] int64.
-        state: for each block (the mtp layer's last), views of the state of its parts, updated in
+        state: for each block (the drafter's last), views of the state of its parts, updated in
         place.
 
         of_rows: True returns only the step's decode rows [rows, hidden], at least one row; the last
@@ -162,6 +171,11 @@ class Decoder:
             layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers
         }
 
+    def hand_out_for_drafts(self, tokens: int) -> None:
+        """Makes `forward` hand out what the drafter reads; see `hand_out`."""
+        if self.drafter is not None and self.drafter.reads:
+            self.hand_out(self.drafter.reads, tokens)
+
     def predict(
         self,
         next_ids: Tensor,
@@ -170,17 +184,31 @@ class Decoder:
         state: Sequence[Sequence[Any]],
         ops: Ops | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Runs the mtp layer on a step's T tokens, after `forward`. next_ids: [T] int64, the token
-        after each. hidden: [T, hidden], of `forward` or of a prediction before. state: as in
-        `forward`. Returns the input of `logits` that scores the token after the next one, and the
-        hidden state for a further prediction, both [T, hidden]."""
-        assert self.mtp is not None, "a model without an mtp layer predicts nothing"
-        ops = ops or self.ops
+        """Runs the drafter on a step's T tokens, after `forward`. next_ids: [T] int64, the token
+        after each. hidden: [T, hidden], of `drafting_from` or of a prediction before. state: as in
+        `forward`. Returns the input of `draft_logits` that scores the token after the next one, and
+        the hidden state for a further prediction, both [T, hidden]."""
+        drafter, ops = self.drafter, ops or self.ops
+        assert drafter is not None, "a model without a drafter predicts nothing"
         seen = step if step.by_layer is None else step.by_layer[-1]
         for keeper in self.keepers[-1]:
             if (kind := keeper.kind) is not None and kind not in seen.plans:
                 seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
-        return self.mtp(ops, self.embedding(ops, next_ids), hidden, seen, state[-1])
+        embeds = (drafter.embedding or self.embedding)(ops, next_ids)
+        return drafter(ops, embeds, hidden, seen, state[-1])
+
+    def drafting_from(self, hidden: Tensor, ops: Ops | None = None) -> Tensor:
+        """Returns the hidden states from which the drafter predicts first, [T, hidden]. hidden: of
+        `forward`, [T, hidden]."""
+        assert self.drafter is not None, "a model without a drafter predicts nothing"
+        handed = [self.handed[layer][: hidden.shape[0]] for layer in self.drafter.reads]
+        return self.drafter.first(ops or self.ops, handed or [hidden])
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """Returns scores as `logits` does, for the drafter's hidden [n, hidden]."""
+        assert self.drafter is not None, "a model without a drafter predicts nothing"
+        scores = self.drafter.scores(self.ops, hidden)
+        return self.logits(hidden) if scores is None else scores
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores [n, vocabulary] in the model's dtype for hidden [n, hidden] of `forward`;
@@ -193,7 +221,7 @@ class Decoder:
     @property
     def parts(self) -> tuple[Any, ...]:
         """Returns the parts of the model that hold weights."""
-        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head, self.mtp
+        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head, self.drafter
 
     def take_parts_of(self, other: Decoder) -> None:
         """Replaces this model's parts with those of `other`, a prepared model with the same
@@ -203,7 +231,7 @@ class Decoder:
             other.layer_inputs,
             other.blocks,
         )
-        self.norm, self.head, self.mtp = other.norm, other.head, other.mtp
+        self.norm, self.head, self.drafter = other.norm, other.head, other.drafter
         self.keepers, self.kinds = other.keepers, other.kinds
 
     def weights(self) -> Iterator[Weight]:
@@ -214,8 +242,8 @@ class Decoder:
         for block in self.blocks:
             yield from block.weights()
         yield from self.norm.weights()
-        if self.mtp is not None:
-            yield from self.mtp.weights()
+        if self.drafter is not None and self.drafter.of_model:
+            yield from self.drafter.weights()
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
 

@@ -174,8 +174,8 @@ def build_hybrid(
         )
 
     layers = [layer(n, attends, f"model.layers.{n}") for n, attends in enumerate(c.attends)]
-    mtp = None
+    drafter = None
     if make.predicts:
         block = layer(len(layers), True, "mtp.layers.0")
-        mtp = make_mtp_layer(make, "mtp", QWEN, hidden, norm, block)
-    return Decoder(config, make, layers, norm("model.norm"), mtp=mtp)
+        drafter = make_mtp_layer(make, "mtp", QWEN, hidden, norm, block)
+    return Decoder(config, make, layers, norm("model.norm"), drafter=drafter)

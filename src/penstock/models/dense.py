@@ -282,11 +282,11 @@ def build_dense(
         return DecoderLayer(before, attention, between, mlp, scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    last, mtp = norm("model.norm", first=behind(len(layers) - 1, behind_mlp)), None
+    last, drafter = norm("model.norm", first=behind(len(layers) - 1, behind_mlp)), None
     if make.predicts:
         after = len(layers)
         at = f"model.layers.{after}"
-        mtp = make_mtp_layer(make, at, DEEPSEEK, hidden, norm, layer(after, None))
+        drafter = make_mtp_layer(make, at, DEEPSEEK, hidden, norm, layer(after, None))
     return Decoder(
         config,
         make,
@@ -294,5 +294,5 @@ def build_dense(
         last,
         embedding_scale=c.embedding_scale,
         logits_scale=c.logits_scale,
-        mtp=mtp,
+        drafter=drafter,
     )

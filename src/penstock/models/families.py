@@ -39,6 +39,7 @@ OTHERS = frozenset(
         "decoder",
         "delta_hybrid",
         "dense",
+        "eagle3",
         "experts",
         "families",
         "generation_config",

@@ -50,6 +50,7 @@ from penstock.ranks.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.ranks.remote_rank import RemoteRank
 from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import WeightsSource
+from penstock.weights.drafter import drafter_of
 
 _SECONDS = 30.0  # seconds a rank waits for another within a step
 _TELLING = 0.3  # seconds that a step gets to end by itself after another rank has gone
@@ -249,7 +250,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     model_config = read_model_config(folder)
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
     meta, share = torch.device("meta"), Layout(0, ranks)
-    build_model(model_config, dtype, meta, 1, share, schemes, predicts=config.predicts)
+    drafter = drafter_of(config, model_config)
+    build_model(model_config, dtype, meta, 1, share, schemes, drafter=drafter)
     if device.type == "cuda":
         check_visible_gpus(ranks)
         check_own_gpu(device, config.memory.gpu_memory_utilization)

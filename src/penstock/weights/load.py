@@ -14,8 +14,9 @@ import torch
 from penstock.config import LoadFormat, Quantization
 from penstock.errors import CapacityError, CheckpointError, UsageError
 from penstock.kernels.ops import Ops
-from penstock.models.build_model import build_model
+from penstock.models.build_model import DrafterConfig, build_model
 from penstock.models.decoder import Decoder
+from penstock.models.eagle3 import EagleConfig
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.models.text_part import TextOfWhole
@@ -24,6 +25,7 @@ from penstock.quant.choose import choose_schemes
 from penstock.shared_weights import SharedWeights
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import Entry
+from penstock.weights.drafter import load_drafter
 from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 from penstock.weights.shared import OpenedWeights
@@ -48,7 +50,7 @@ def load_model(
     shared: SharedWeights | None = None,
     lora: str | None = None,
     in_host: Callable[[Decoder], bool] = lambda shape: False,
-    predicts: bool = False,
+    drafter: DrafterConfig | None = None,
 ) -> Decoder:
     """Returns the model of a folder. Reads config.json, unless `config` is given, and the weights.
     With load_format `dummy` it draws random weights from `seed` instead.
@@ -57,14 +59,14 @@ def load_model(
     may take on the device; None: unlimited. finite: True refuses weights that are not finite.
     shared: weights in another process's memory, used in place of the folder's. lora: folder or hub
     id of an adapter to merge into the weights. in_host: function of the model on torch's meta
-    device that returns True if the per-layer embeddings go to host memory. predicts: True loads the
-    model's mtp layer too, for drafts. Raises CheckpointError for a faulty checkpoint and
+    device that returns True if the per-layer embeddings go to host memory. drafter: see
+    `build_model`; it is loaded too. Raises CheckpointError for a faulty checkpoint and
     CapacityError if the model doesn't fit the device. Both are raised before memory is allocated,
     if the headers suffice to find the fault."""
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
     meta = torch.device("meta")
-    shape = build_model(config, dtype, meta, positions, layout, schemes, predicts=predicts)
+    shape = build_model(config, dtype, meta, positions, layout, schemes, drafter=drafter)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
@@ -91,7 +93,7 @@ def load_model(
                 layout,
                 schemes,
                 table_in_host=beside,
-                predicts=predicts,
+                drafter=drafter,
             )
             if load_format == "dummy":
                 dummy_weights(model, seed)
@@ -100,6 +102,8 @@ def load_model(
                 load_weights(
                     model, entries, finite=finite, opened=opened, adapter=adapter, told=told
                 )
+            if isinstance(drafter, EagleConfig):
+                load_drafter(model, drafter, load_format, seed, finite=finite)
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -56,7 +56,8 @@ def find_weights(
         read_entries(folder) if opened is None else opened.entries, model.config.text_part
     )
     ahead = {name for name in found if name.startswith(model.config.left_out)}
-    if model.mtp is not None:
+    predicts = model.drafter is not None and model.drafter.of_model
+    if predicts:
         if not ahead:
             raise UsageError(
                 f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and the"
@@ -65,7 +66,7 @@ def find_weights(
             )
         ahead = {name for name in ahead if name.endswith(COPIED)}
     entries = {name: entry for name, entry in found.items() if name not in ahead}
-    if told and ahead and model.mtp is None:
+    if told and ahead and not predicts:
         print(
             f"penstock: {folder}: its layers that predict more tokens (mtp) are left out",
             file=sys.stderr,

@@ -1,4 +1,4 @@
-"""MtpProposer: drafts by the model's own layer for multi-token prediction (layers/mtp_layer.py).
+"""LayerProposer: drafts by the model's own layer for multi-token prediction (layers/mtp_layer.py).
 
 The layer's K and V of position p are made from the hidden state at p and the token at p + 1, and
 lie at p's KV slot, so that blocks, forks and the prefix cache carry them like the model's. After a
@@ -33,7 +33,7 @@ from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.models.decoder import Decoder
 
 
-class MtpProposer:
+class LayerProposer:
     """A Proposer. most: drafts of a row."""
 
     reads_chunks = True
@@ -103,7 +103,10 @@ class MtpProposer:
         )
         # a query behind a wrong draft has no token
         normed, stream = self._model.predict(
-            after.clamp(min=0).to(torch.int64), hidden[:tokens], inputs, self._kv.layers
+            after.clamp(min=0).to(torch.int64),
+            self._model.drafting_from(hidden[:tokens]),
+            inputs,
+            self._kv.layers,
         )
         return normed[:size], stream[:size]
 

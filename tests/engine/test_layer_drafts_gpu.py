@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_models import WIDE, make_mtp_model
 from equal_steps import count_as_equal
-from mtp_models import WIDE, make_mtp_model
 
 from penstock import LLM, SamplingParams
 

@@ -1,20 +1,21 @@
-"""speculative_config {"method": "mtp"}: drafts are those of the layer computed over all tokens so
-far, and the tokens are those without drafts, in fewer steps."""
+"""speculative_config of methods mtp and eagle3: drafts are those of the layer computed over all tokens
+so far, and the tokens are those without drafts, in fewer steps."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_models import DRAFTERS, VOCABULARY, Drafted, make_drafted, make_mtp_model
 from draft_requests import open_llm, params_of, prompts_of
 from equal_steps import count_as_equal
-from mtp_models import KINDS, VOCABULARY, Twin, make_mtp_model
 from toy_proposer import Counts
 
 from penstock import SamplingParams
-from penstock.errors import UsageError
-from penstock.execute.mtp_proposer import MtpProposer
+from penstock.errors import CheckpointError, UsageError
+from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.proposer import Drawn
 
 pytestmark = pytest.mark.torch
@@ -32,13 +33,12 @@ TOKENS = 40
 NEAR = 1e-4  # scores closer than that may change places in the last digit
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin]:
-    folder = tmp_path_factory.mktemp(request.param)
-    return folder, make_mtp_model(folder, request.param)
+@pytest.fixture(scope="module", params=DRAFTERS)
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Drafted:
+    return make_drafted(tmp_path_factory.mktemp("model"), request.param)
 
 
-def config(most: int = 3) -> dict[str, Any]:
+def mtp(most: int = 3) -> dict[str, Any]:
     return {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
 
 
@@ -48,16 +48,15 @@ def told(outs: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_drafts_are_those_of_the_layer_over_all_tokens(
-    model: tuple[Path, Twin], monkeypatch: pytest.MonkeyPatch, cached: bool
+    model: Drafted, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
     """Prompts in chunks of 24 tokens, rows beside each other, right and wrong drafts; with a
     prefix cache the second time, the K and V at the end of the cached prefix may be of another next
     token, so each prompt comes twice."""
-    folder, twin = model
     seen: dict[tuple[int, ...], list[int]] = {}
-    launch = MtpProposer.launch
+    launch = LayerProposer.launch
 
-    def look(self: MtpProposer, drawn: Drawn) -> None:
+    def look(self: LayerProposer, drawn: Drawn) -> None:
         launch(self, drawn)
         rows, tokens = self._rows, self._kv.slot_token
         for row in set(self._staging.rows[: drawn.size].tolist()) if drawn.proposes else ():
@@ -67,8 +66,8 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
                 seen[*text, int(rows.last_token[row])] = rows.drafts[row, : self._most].tolist()
 
     with open_llm(
-        folder,
-        **config(),
+        model.folder,
+        **model.config(),
         steps_ahead=0,
         max_num_batched_tokens=24,
         max_num_seqs=8,
@@ -78,21 +77,21 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
         drafter.most = 3
         asks = params_of([{"temperature": 0.0}] * len(PROMPTS), 20)
         first = llm.generate(PROMPTS, asks, use_tqdm=False)
-        monkeypatch.setattr(MtpProposer, "launch", look)
+        monkeypatch.setattr(LayerProposer, "launch", look)
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == told(first)
         right, tried = llm._engine.scheduler.drafting.right, llm._engine.scheduler.drafting.counts
-        assert 0 < right.sum() < tried["tokens"] and right[2] > 0
+        assert 0 < right.sum() < tried["tokens"] and right[1] > 0
     assert len(seen) > 40
     for text, drafts in list(seen.items())[::3]:
-        for mine, (theirs, lead) in zip(drafts, twin.drafts(list(text), 3), strict=True):
+        for mine, (theirs, lead) in zip(drafts, model.twin.drafts(list(text), 3), strict=True):
             assert mine == theirs or lead < NEAR
             if mine != theirs:
                 break
 
 
 @pytest.fixture(scope="module")
-def plain(model: tuple[Path, Twin]) -> list[Any]:
-    with open_llm(model[0]) as llm:
+def plain(model: Drafted) -> list[Any]:
+    with open_llm(model.folder) as llm:
         return told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False))
 
 
@@ -107,13 +106,13 @@ def plain(model: tuple[Path, Twin]) -> list[Any]:
     ],
 )
 def test_the_tokens_are_the_same(
-    model: tuple[Path, Twin],
+    model: Drafted,
     plain: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     knobs: dict[str, Any],
 ) -> None:
     count_as_equal(monkeypatch)
-    with open_llm(model[0], **config(), **knobs) as llm:
+    with open_llm(model.folder, **model.config(), **knobs) as llm:
         assert told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)) == plain
         drafting = llm._engine.scheduler.drafting
         assert 0 < drafting.right.sum() < drafting.counts["tokens"]
@@ -131,7 +130,7 @@ def test_a_layer_that_knows_the_model_is_always_right(
     ask = SamplingParams(
         temperature=temperature, max_tokens=48, ignore_eos=True, seed=5, detokenize=False
     )
-    with open_llm(tmp_path, **config(most), steps_ahead=0) as llm:
+    with open_llm(tmp_path, **mtp(most), steps_ahead=0) as llm:
         llm.generate(PROMPTS[:1], ask, use_tqdm=False)
         before = llm._engine.scheduler.counts["steps"]
         llm.generate(PROMPTS[1:2], ask, use_tqdm=False)
@@ -142,48 +141,44 @@ def test_a_layer_that_knows_the_model_is_always_right(
 
 
 def test_behind_a_sleep_and_with_new_weights(
-    model: tuple[Path, Twin], plain: list[Any], monkeypatch: pytest.MonkeyPatch
+    model: Drafted, plain: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_as_equal(monkeypatch)
-    with open_llm(model[0], **config()) as llm:
+    with open_llm(model.folder, **model.config()) as llm:
         asks = params_of(ASKS, TOKENS)
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == plain
         llm.sleep(level=2)
         llm.wake_up()
-        llm.update_weights(model[0])
+        llm.update_weights(model.folder)
         before = llm._engine.scheduler.drafting.right.sum()
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == plain
         assert llm._engine.scheduler.drafting.right.sum() > before
 
 
 def test_two_ranks_draft_the_same(
-    model: tuple[Path, Twin], plain: list[Any], monkeypatch: pytest.MonkeyPatch
+    model: Drafted, plain: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts are a step's input, so ranks with other drafts would give other tokens."""
     count_as_equal(monkeypatch)
-    with open_llm(model[0], **config(), tensor_parallel_size=2) as llm:
+    with open_llm(model.folder, **model.config(), tensor_parallel_size=2) as llm:
         assert told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)) == plain
         assert llm._engine.scheduler.drafting.right.sum() > 0
 
 
-def test_keys_and_values_in_eight_bits(
-    model: tuple[Path, Twin], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_and_values_in_eight_bits(model: Drafted, monkeypatch: pytest.MonkeyPatch) -> None:
     count_as_equal(monkeypatch)
     found = []
-    for more in ({}, config()):
-        with open_llm(model[0], kv_cache_dtype="fp8", **more) as llm:
+    for more in ({}, model.config()):
+        with open_llm(model.folder, kv_cache_dtype="fp8", **more) as llm:
             found.append(told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)))
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_without_the_layer_is_refused(
-    model: tuple[Path, Twin], tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_the_layer_is_refused(tmp_path: Path) -> None:
     from engine_model import make_folder
 
     with pytest.raises(UsageError, match="none is served of a LlamaForCausalLM") as caught:
-        open_llm(make_folder(tmp_path), **config())
+        open_llm(make_folder(tmp_path), **mtp())
     assert caught.value.param == "speculative_config"
 
 
@@ -191,14 +186,38 @@ def test_a_checkpoint_without_the_layer_is_refused(
     "given, why",
     [
         (
-            {"prompt_lookup_max": 3},
+            {"method": "mtp", "prompt_lookup_max": 3},
             "key 'prompt_lookup_max' is none of method mtp: take method, num",
         ),
-        ({"num_speculative_tokens": 9}, "must be a number between 1 and 8, not 9"),
+        ({"method": "mtp", "num_speculative_tokens": 9}, "must be a number between 1 and 8, not 9"),
+        ({"method": "eagle3"}, "method eagle3 needs model, a drafter's folder or hub id"),
+        ({"method": "ngram", "model": "x"}, "key 'model' is none of method ngram"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        open_llm(tmp_path, speculative_config={"method": "mtp", **given})
+        open_llm(tmp_path, speculative_config=given)
     with pytest.raises(UsageError, match="draft_from is read only with speculative_config of"):
-        open_llm(tmp_path, **config(), draft_from="group")
+        open_llm(tmp_path, **mtp(), draft_from="group")
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({"speculators_model_type": "dflash"}, "'dflash' is not served: convert the drafter"),
+        ({"fc_norm": True}, "fc_norm"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "must list distinct layers between 1 and 4"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 2]}, "must list distinct layers"),
+        ({"draft_vocab_size": 40}, "lack 'd2t' \\[40\\]|has shape"),
+        ({"target_hidden_size": 64}, "target_hidden_size is 64, and the model's 32"),
+    ],
+)
+def test_a_drafter_of_another_model_is_refused(
+    tmp_path: Path, changed: dict[str, Any], why: str
+) -> None:
+    made = make_drafted(tmp_path, "eagle3 llama")
+    path = tmp_path / "drafter" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(CheckpointError, match=why) as caught:
+        open_llm(tmp_path, **made.config())
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
-"""Small random models with a layer for multi-token prediction, as checkpoints have it, and its slow
-twin: transformers' layers over all tokens so far. It knows no rows, blocks or steps."""
+"""Small random models with a layer that drafts, as checkpoints have it, and its slow twin:
+transformers' layers over all tokens so far. The layers here are those for multi-token prediction,
+`eagle_models` has EAGLE-3's. It knows no rows, blocks or steps."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from eagle_models import SWITCHES, make_eagle_model
 from engine_model import VOCABULARY, make_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -188,3 +190,29 @@ def _as_published(folder: Path, kind: str, parts: tuple[Any, Any, Any, Any]) -> 
         tensors[f"{at}.{name}.weight"] = part.weight.detach().clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config.write_text(json.dumps(keys | {"num_hidden_layers": LAYERS}))
+
+
+DRAFTERS = (*KINDS, *(f"eagle3 {kind}" for kind in SWITCHES))
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A checkpoint, its twin, and what speculative_config asks for."""
+
+    folder: Path
+    twin: Any
+    asked: dict[str, Any]
+
+    def config(self, most: int = 3) -> dict[str, Any]:
+        """The option by which the layer makes so many drafts."""
+        return {"speculative_config": self.asked | {"num_speculative_tokens": most}}
+
+
+def make_drafted(folder: Path, name: str, sizes: dict[str, Any] | None = None) -> Drafted:
+    """Writes the checkpoint of one of DRAFTERS. sizes: keys of its config in place of the small
+    ones."""
+    method, _, kind = name.rpartition(" ")
+    if not method:
+        return Drafted(folder, make_mtp_model(folder, kind, sizes=sizes), {"method": "mtp"})
+    twin = make_eagle_model(folder, kind, sizes)
+    return Drafted(folder, twin, {"method": method, "model": str(folder / "drafter")})

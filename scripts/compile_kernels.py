@@ -150,6 +150,33 @@ GEMMA4 = LLAMA | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+DELTA = LLAMA | {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+MAMBA2 = LLAMA | {
+    "model_type": "falcon_h1",
+    "architectures": ["FalconH1ForCausalLM"],
+    "mamba_d_ssm": 256,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+}
+SHORT_CONV = LLAMA | {
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+    "rms_norm_eps": None,
+}
+FEW = {"max_num_seqs": 64}
+DRAFTED = {"speculative_config": '{"num_speculative_tokens": 8}'}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": (LLAMA, {}),
     "wide": (WIDE, {}),
@@ -173,7 +200,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "eight-kv": (LLAMA, {"kv_cache_dtype": "fp8"}),
-    "drafts": (LLAMA, {"speculative_config": '{"num_speculative_tokens": 8}'}),
+    "delta": (DELTA, FEW),
+    "mamba2": (MAMBA2, FEW),
+    "short-conv": (SHORT_CONV, FEW),
+    "drafts": (LLAMA, DRAFTED),
+    "delta-drafts": (DELTA, FEW | DRAFTED),
+    "mamba2-drafts": (MAMBA2, FEW | DRAFTED),
+    "short-conv-drafts": (SHORT_CONV, FEW | DRAFTED),
     "eight-latent": (LATENT, {"kv_cache_dtype": "fp8"}),
 }
 

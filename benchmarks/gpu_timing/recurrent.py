@@ -1,14 +1,14 @@
 """Times a recurrent layer's kernels on a GPU, at a model's sizes.
 
     PYTHONPATH=src python benchmarks/gpu_timing/recurrent.py [--layers delta_rule mamba2]
-        [--rows 1 128 512 1000] [--prompts 1x8192 8x1024]
+        [--rows 1 128 512 1000] [--prompts 1x8192 8x1024] [--drafts 4]
 
     delta_rule  16 key and 32 value heads of 128: Qwen3.5-9B and 35B-A3B
     mamba2      64 heads of 64 in 8 groups, states of 128: Nemotron 3 Nano
 
 A time is the median of replays of a graph that holds the call several times. "share": the time to
 read and write the rows' states at copy speed, over the measured time. Prompts' launches are timed
-by torch's profiler, a token.
+by torch's profiler, a token. --drafts: rows with so many drafts, after as many right ones.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ MAMBA = Mamba2Heads(64, 64, 8, 128)
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer to time. call: (a step's inputs, heads, small weights, window, matrix, step) ->
-    answers. given: columns of each input tensor. channels: of its convolution. matrix: the shape of
-    a sequence's state.
+    answers. given: columns of each input tensor. channels: of its convolution. beside: numbers that a
+    window has for a token beside these, if rows have drafts. matrix: the shape of a sequence's
+    state.
     """
 
     call: Callable[..., Tensor]
@@ -52,14 +53,16 @@ class Layer:
     weights: Callable[[], Any]
     given: tuple[int, ...]
     channels: int
+    beside: int
     matrix: tuple[int, int, int]
 
     def drawn(self, tokens: int) -> list[Tensor]:
         return [torch.randn(tokens, columns, dtype=B, device=GPU) for columns in self.given]
 
-    def states(self, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def states(self, slots: int, dtype: torch.dtype, drafts: int = 0) -> tuple[Tensor, Tensor]:
         matrix = torch.zeros(slots, *self.matrix, dtype=dtype, device=GPU)
-        return torch.zeros(slots, TAPS, self.channels, dtype=B, device=GPU), matrix
+        numbers = self.channels + (self.beside if drafts else 0)
+        return torch.zeros(slots, TAPS + 2 * drafts, numbers, dtype=B, device=GPU), matrix
 
 
 def delta_weights() -> DeltaWeights:
@@ -91,6 +94,7 @@ LAYERS = {
         delta_weights,
         (DELTA.channels + DELTA.value_size, 2 * DELTA.value_heads),
         DELTA.channels,
+        2 * DELTA.value_heads,
         (DELTA.value_heads, DELTA.key_width, DELTA.value_width),
     ),
     "mamba2": Layer(
@@ -99,31 +103,32 @@ LAYERS = {
         mamba2_weights,
         (MAMBA.columns,),
         MAMBA.channels,
+        MAMBA.heads,
         (MAMBA.heads, MAMBA.state_width, MAMBA.head_width),
     ),
 }
 
 
-def step(rows: int, chunks: int, length: int) -> StepInputs:
-    positions = torch.full((rows,), 1000, device=GPU)
+def step(rows: int, chunks: int, length: int, drafts: int = 0) -> StepInputs:
+    offset = torch.arange(1 + drafts, dtype=torch.int32, device=GPU).repeat(rows)
     start = torch.arange(chunks + 1, dtype=torch.int32, device=GPU) * length
     prefill = (
         PrefillInputs(start, torch.zeros(chunks, dtype=torch.int32, device=GPU), start)
         if chunks
         else None
     )
-    slots = torch.arange(rows, device=GPU)
-    own = StateInputs(
-        slots, torch.ones(rows, dtype=torch.bool, device=GPU), torch.arange(chunks, device=GPU)
-    )
-    return StepInputs(positions, slots, rows, None, prefill, states=own)
+    slots = torch.arange(rows, device=GPU).repeat_interleave(1 + drafts)
+    held = torch.full_like(offset, 1000 - drafts)
+    own = StateInputs(slots, held, offset, torch.arange(chunks, device=GPU))
+    return StepInputs(1000 + offset.long(), slots, len(offset), None, prefill, states=own)
 
 
-def time_rows(layer: Layer, count: int, dtype: torch.dtype, copy: float) -> None:
-    given, asked, weights = layer.drawn(count), step(count, 0, 0), layer.weights()
+def time_rows(layer: Layer, count: int, dtype: torch.dtype, copy: float, drafts: int) -> None:
+    given, asked = layer.drawn(count * (1 + drafts)), step(count, 0, 0, drafts)
+    weights = layer.weights()
     size = count * torch.Size(layer.matrix).numel() * dtype.itemsize
     # more than a cache holds
-    states = [layer.states(count, dtype) for _ in range(timing.copies_of(size))]
+    states = [layer.states(count, dtype, drafts) for _ in range(timing.copies_of(size))]
     calls = [partial(layer.call, *given, layer.heads, weights, *own, asked) for own in states]
     took = 1e3 * timing.timed(calls)
     least = 2 * size / copy * 1e6
@@ -153,6 +158,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="*", default=list(LAYERS), choices=LAYERS)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 128, 512, 1000])
     parser.add_argument("--prompts", nargs="*", default=["1x8192", "8x1024"])
+    parser.add_argument("--drafts", type=int, default=0)
     options = parser.parse_args()
     copy = timing.copy_speed()
     print(f"copy {copy / 1e9:,.0f} GB/s")
@@ -160,7 +166,7 @@ def main() -> None:
         print(name)
         for count in options.rows:
             for dtype in (torch.float32, B):
-                time_rows(LAYERS[name], count, dtype, copy)
+                time_rows(LAYERS[name], count, dtype, copy, options.drafts)
         for each in options.prompts:
             time_prompts(LAYERS[name], *map(int, each.split("x")))
 

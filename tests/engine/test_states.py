@@ -13,73 +13,21 @@ import numpy as np
 import pytest
 import torch
 from execute_drive import Ask, Host, tiny_model, tiny_runner
+from hybrid_models import MODELS, REPEATED, TOY
 from ranks_together import Together, met
 from sample_drive import HEAD, Samples, drive, drive_each_alone, over, requests
-from toy_states import build_toy
 
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_dtype import fit_states, whole_prompts
-from penstock.execute.limits import BatchLimits, check_drafts
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
 from penstock.request import Request, SamplingParams
-from penstock.speculative import SpeculativeConfig
 
 pytestmark = pytest.mark.torch
 
 NEW = 12  # tokens of a chat's turn
-
-TOY: dict[str, Any] = {"build": build_toy}
-MODELS: dict[str, dict[str, Any]] = {
-    "toy": TOY,
-    "lfm2": {
-        "model_type": "lfm2",
-        "layer_types": ["conv", "full_attention", "conv"],
-        "num_hidden_layers": 3,
-        "rms_norm_eps": None,
-        "block_multiple_of": 16,
-    },
-    "qwen3_5": {
-        "model_type": "qwen3_5_text",
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_hidden_layers": 3,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24,
-        "head_dim": 32,
-    },
-    "nemotron": {
-        "model_type": "nemotron_h",
-        "hybrid_override_pattern": "M*ME",
-        "num_hidden_layers": None,
-        "head_dim": 16,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 24,
-        "n_groups": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "moe_shared_expert_intermediate_size": 32,
-    },
-    "falcon": {
-        "model_type": "falcon_h1",
-        "num_hidden_layers": 2,
-        "mamba_d_ssm": 64,
-        "mamba_n_heads": 4,
-        "mamba_d_state": 24,
-        "mamba_n_groups": 1,
-        "key_multiplier": 0.5,
-        "mlp_multipliers": [0.9, 0.6],
-        "ssm_multipliers": [0.8, 1.3, 0.6, 0.5, 0.7],
-    },
-}
-# Bytes of a slot that both of two ranks have: windows of B and C, which all heads share, of two
-# layers.
-REPEATED = dict.fromkeys(("nemotron_h", "falcon_h1"), 2 * 2 * 24 * 4 * 4)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -118,8 +66,15 @@ def test_samples_are_what_they_are_alone(
 def test_a_state_that_is_not_moved_is_seen(
     model: dict[str, Any], alone: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only its number of tokens is."""
     runner = tiny_runner(**model)
-    monkeypatch.setattr(runner._state._slot_copier, "copy", lambda source, target: None)  # type: ignore[union-attr]
+    state = runner._state
+    assert state is not None
+
+    def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+        state.kv._folded[target.long()] = state.kv._folded[source.long()]
+
+    monkeypatch.setattr(state._slot_copier, "copy", copy)
     engine, threads = over(runner)
     assert drive(engine, requests(), threads) != alone
     runner.close()
@@ -199,15 +154,6 @@ def test_the_next_turn_of_a_chat_computes_what_is_new(model: dict[str, Any]) -> 
         "where the block before the last 16 tokens is whole, but for its last token"
     )
     runner.close()
-
-
-def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
-    """And where there is none, or no drafts are asked for, nothing is."""
-    asked = BatchLimits(1, 16, 32, speculative=SpeculativeConfig())
-    with pytest.raises(UsageError, match="recurrent states can't go back"):
-        check_drafts(asked, tiny_model(**TOY).slot_bytes)
-    check_drafts(asked, 0)
-    check_drafts(BatchLimits(1, 16, 32), tiny_model(**TOY).slot_bytes)
 
 
 def test_memory_counts_every_form() -> None:

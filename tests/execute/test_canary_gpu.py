@@ -106,6 +106,12 @@ def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> N
             "preempt_every": 3,
         },
         {"dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3, "tensor_parallel_size": 2},
+        {
+            "dtype": "float32",
+            "max_num_seqs": 200,
+            "speculative_config": {"prompt_lookup_min": 1},
+            "steps_ahead": 3,
+        },
     ],
     ids=str,
 )

@@ -20,6 +20,7 @@ import pytest
 import torch
 import triton_interpreter  # before the kernels
 from execute_drive import Ask, Host, Row, chunk_of, late_steps, tiny_runner
+from hybrid_models import MODELS
 from toy_proposer import Repeats
 
 from penstock.execute import executor as executor_file
@@ -33,6 +34,7 @@ from penstock.layers.one_row import OneRowLayer
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Drafts, StepTokens
+from penstock.speculative import SpeculativeConfig
 
 pytestmark = pytest.mark.torch
 
@@ -162,7 +164,8 @@ def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
         Ask(temperature=1.0, seed=1, allowed=[50, 51]),
         Ask(temperature=1.0, seed=2),
     ]
-    rows = [host.row(i, [8 + i, 9, 10], 40, ask) for i, ask in enumerate(asks)]
+    # prompts of one token, so that rows begin with an empty state
+    rows = [host.row(i, [8 + i], 40, ask) for i, ask in enumerate(asks)]
     for step in range(3):
         plan = host.plan(rows, **({"joins": rows} if step == 0 else {}))
         plan.proposes = True
@@ -173,15 +176,22 @@ def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
     return told
 
 
-def test_drafts_that_the_device_made_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
-    want = _drafted_by_device(tiny_runner(**ONE_LAYER))
+@pytest.mark.parametrize(
+    "shape",
+    [ONE_LAYER, MODELS["qwen3_5"] | {"speculative": SpeculativeConfig()}],
+    ids=["plain", "recurrent"],
+)
+def test_drafts_that_the_device_made_are_the_plain_steps(
+    shape: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    want = _drafted_by_device(tiny_runner(**shape))
     assert [line[:3] for line in want[1:]] == [[40] * 3] * 2 and [len(line) for line in want] == [
         3,
         6,
         7,
     ]
     request.getfixturevalue("by_triton")
-    assert _drafted_by_device(tiny_runner(**ONE_LAYER)) == want
+    assert _drafted_by_device(tiny_runner(**shape)) == want
 
 
 def _tagged(runner: TorchRunner) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from delta_cases import drawn, empty, in_fp64, made
-from state_steps import in_pieces, step
+from state_steps import in_pieces, step, step_with_drafts, with_drafts
 from torch import Tensor
 
 from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
@@ -67,18 +67,39 @@ def test_a_row_that_does_not_fold_answers_as_it_did(rule: Rule) -> None:
         assert torch.equal(now[[0, 3]], before[[0, 3]]), "another's state was changed"
 
 
+@BOTH
+def test_rows_with_drafts_answer_as_without(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong drafts, steps made again; the columns of a state in two parts."""
+    monkeypatch.setattr(triton, "_AT_ONCE", 128)
+    heads, most = DeltaHeads(1, 2, 8, 20), 3
+    weights, given = made(heads), [drawn(13, heads, seed) for seed in range(2)]
+    window, matrix = empty(heads, 3, drafts=most)
+
+    def layer(given: Tensor, rates: Tensor, asked: StepInputs) -> Tensor:
+        return rule(given, rates, heads, weights, window, matrix, asked)
+
+    for each, found in zip(given, with_drafts(layer, given, most), strict=True):
+        right, _ = in_fp64(*each, heads, weights)
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-4)
+    assert not matrix[0].any() and not window[0].any(), "a row that has ended stored something"
+
+
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step, from states that are full."""
     heads = DeltaHeads(2, 4, 32, 16)
     weights, (given, rates) = made(heads), drawn(3 + 9, heads)
-    asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
-    found: list[Any] = []
-    for rule in (plain.delta_rule, triton.delta_rule):
-        draw = torch.Generator().manual_seed(2)
-        window, matrix = (each.normal_(generator=draw) for each in empty(heads, 6))
-        found.append((rule(given, rates, heads, weights, window, matrix, asked), window, matrix))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    chunks = [(2, 4, 7), (4, 0, 2)]
+    for drafts, asked in (
+        (0, step([(0, 3, True), (5, 8, False), (1, 1, True)], chunks)),
+        (2, step_with_drafts([(0, 3, 1, 2), (5, 8, 9, 1)], chunks)),
+    ):
+        found: list[Any] = []
+        for rule in (plain.delta_rule, triton.delta_rule):
+            draw = torch.Generator().manual_seed(2)
+            own = [each.normal_(generator=draw) for each in empty(heads, 6, drafts=drafts)]
+            found.append((rule(given, rates, heads, weights, *own, asked), *own))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_keys_that_are_all_the_same() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from delta_cases import drawn, empty, in_fp64, made
-from state_steps import in_pieces
+from state_steps import in_pieces, with_drafts
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.inputs import StepInputs
@@ -58,3 +58,20 @@ def test_chunks_then_rows_are_what_fp64_gives(heads: DeltaHeads, dtype: torch.dt
     assert not matrix[[0, 4, 5]].any() and not window[[0, 4, 5]].any(), (
         "another's state was changed"
     )
+
+
+@SHAPES
+@pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
+def test_rows_with_drafts_are_what_fp64_gives(heads: DeltaHeads, dtype: torch.dtype) -> None:
+    weights = made(heads, device="cuda", dtype=dtype)
+    given = [tuple(x.to("cuda", dtype) for x in drawn(60, heads, seed)) for seed in range(3)]
+    window, matrix = empty(heads, 4, dtype=dtype, device="cuda", drafts=4)
+
+    def layer(given: torch.Tensor, rates: torch.Tensor, asked: StepInputs) -> torch.Tensor:
+        return delta_rule(given, rates, heads, weights, window, matrix, asked)
+
+    for each, found in zip(given, with_drafts(layer, given, 4, device="cuda"), strict=True):
+        right, _ = in_fp64(*(x.cpu() for x in each), heads, made(heads, dtype=dtype))
+        off = (found.cpu().double() - right).abs()
+        assert off.max() < MOST_OFF[dtype] * right.abs().max()
+    assert not matrix[0].any() and not window[0].any(), "a row that has ended stored something"

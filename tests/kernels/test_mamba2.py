@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from mamba2_cases import drawn, empty, in_fp64, made
-from state_steps import in_pieces, step
+from state_steps import in_pieces, step, step_with_drafts, with_drafts
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
@@ -61,18 +61,39 @@ def test_a_row_that_does_not_fold_answers_as_it_did(scan: Scan) -> None:
         assert torch.equal(now[[0, 3]], before[[0, 3]]), "another's state was changed"
 
 
+@BOTH
+def test_rows_with_drafts_answer_as_without(scan: Scan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong drafts, steps made again; the columns of a state in two parts."""
+    monkeypatch.setattr(triton, "_AT_ONCE", 64)
+    heads, most = Mamba2Heads(2, 12, 1, 8), 3
+    weights, given = made(heads), [drawn(13, heads, seed) for seed in range(2)]
+    window, matrix = empty(heads, 3, drafts=most)
+
+    def layer(given: Tensor, asked: StepInputs) -> Tensor:
+        return scan(given, heads, weights, window, matrix, asked)
+
+    for (tokens,), found in zip(given, with_drafts(layer, given, most), strict=True):
+        right, _ = in_fp64(tokens, heads, weights)
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-4)
+    assert not matrix[0].any() and not window[0].any(), "a row that has ended stored something"
+
+
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step, from states that are full."""
     heads = SHAPES[0]
     weights, (given,) = made(heads), drawn(3 + 9, heads)
-    asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
-    found: list[Any] = []
-    for scan in (plain.mamba2, triton.mamba2):
-        draw = torch.Generator().manual_seed(2)
-        window, matrix = (each.normal_(generator=draw) for each in empty(heads, 6))
-        found.append((scan(given, heads, weights, window, matrix, asked), window, matrix))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    chunks = [(2, 4, 7), (4, 0, 2)]
+    for drafts, asked in (
+        (0, step([(0, 3, True), (5, 8, False), (1, 1, True)], chunks)),
+        (2, step_with_drafts([(0, 3, 1, 2), (5, 8, 9, 1)], chunks)),
+    ):
+        found: list[Any] = []
+        for scan in (plain.mamba2, triton.mamba2):
+            draw = torch.Generator().manual_seed(2)
+            own = [each.normal_(generator=draw) for each in empty(heads, 6, drafts=drafts)]
+            found.append((scan(given, heads, weights, *own, asked), *own))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_without_end_and_of_nothing() -> None:

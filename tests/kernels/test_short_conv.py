@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
-from state_steps import step
+from state_steps import step, step_with_drafts, with_drafts
 from torch import Tensor
 
 from penstock.kernels.reference.recurrent import short_conv as plain
@@ -100,18 +100,38 @@ def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
     assert torch.equal(window[[0, 3]], held[[0, 3]]), "another's window was moved on"
 
 
+@BOTH
+def test_rows_with_drafts_answer_as_without(conv: Conv) -> None:
+    channels, taps, most = 8, 3, 3
+    weight = torch.randn(channels, taps, generator=torch.Generator().manual_seed(1))
+    window, given = windows(3, taps + 2 * most, channels), [drawn(24, channels, s) for s in (0, 1)]
+    found = with_drafts(
+        lambda given, asked: conv(given, weight, None, window, asked),
+        [(each,) for each in given],
+        most,
+    )
+    for each, answers in zip(given, found, strict=True):
+        torch.testing.assert_close(
+            answers.double(), in_fp64(each, weight, None), rtol=1e-5, atol=1e-5
+        )
+    assert not window[0].any(), "a row that has ended stored something"
+
+
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step; in the interpreter a sum may be taken with one rounding less."""
     channels, weight = 40, torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    held = [
-        windows(6, 3, channels).normal_(generator=torch.Generator().manual_seed(2))
-        for _ in range(2)
-    ]
-    given = drawn(3 + 9, channels)
-    asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
-    one, other = (
-        conv(given, weight, None, window, asked)
-        for conv, window in zip((plain.short_conv, triton.short_conv), held, strict=True)
-    )
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    assert torch.equal(*held)
+    given, chunks = drawn(3 + 9, channels), [(2, 4, 7), (4, 0, 2)]
+    for width, asked in (
+        (3, step([(0, 3, True), (5, 8, False), (1, 1, True)], chunks)),
+        (7, step_with_drafts([(0, 3, 1, 2), (5, 8, 9, 1)], chunks)),
+    ):
+        held = [
+            windows(6, width, channels).normal_(generator=torch.Generator().manual_seed(2))
+            for _ in range(2)
+        ]
+        one, other = (
+            conv(given, weight, None, window, asked)
+            for conv, window in zip((plain.short_conv, triton.short_conv), held, strict=True)
+        )
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert torch.equal(*held)

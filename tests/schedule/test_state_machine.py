@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from fake_device import FakeDevice
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -61,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
         limits = with_states(limits, rng) if states else limits
-        self.drive, self.lag = Drive(limits, bad_in, misled, None if states else drafts), lag
+        self.drive, self.lag = Drive(limits, bad_in, misled, drafts), lag
 
     @rule(rng=RANDOMS)
     def submit(self, rng: random.Random) -> None:
@@ -142,7 +143,7 @@ def random_replay(
 ) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
-    drafts = seed if seed % 2 and not states else None
+    drafts = seed if seed % 2 else None
     limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
     limits = with_states(limits, rng) if states else limits
     drive = Drive(limits, rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
@@ -185,7 +186,7 @@ def tight_replay(
     )
     limits = with_windows(limits, rng) if windows else limits
     limits = with_states(limits, rng) if states else limits
-    drive = Drive(limits, misled=True, drafts=seed if seed % 2 and not states else None)
+    drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
     drive.scheduler.batch_order.few = few
     for number in range(6):
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
@@ -231,6 +232,7 @@ def happened(drive: Drive) -> Counter[str]:
         forced_tokens=drive.device.said,
         snapshots=drive.scheduler.slots.hits,
         evicted=drive.scheduler.slots.evictions,
+        folded_again=drive.device.folded_again,
     )
 
 
@@ -300,7 +302,7 @@ def test_replays_of_a_model_with_windows(lag: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "random_seeds", "tight_seeds"), [(False, (0, 1), (6, 9)), (True, (6,), (2,))]
+    ("windows", "random_seeds", "tight_seeds"), [(False, (0, 3), (3, 9)), (True, (6,), (2,))]
 )
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_of_a_model_with_recurrent_state(
@@ -320,8 +322,25 @@ def test_replays_of_a_model_with_recurrent_state(
         "late",
         "snapshots",
         "evicted",
+        *([] if windows else ["drafted", "drafted_right", "folded_again"]),
     )
     assert min(seen[what] for what in happen) > 0, f"the replays are too tame: {seen}"
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_wrong_draft_that_stays_folded_is_seen(monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    """A device that keeps the states of drafts."""
+    fold_row = FakeDevice._fold_row
+
+    def careless(self: FakeDevice, row: int, tokens: list[int]) -> None:
+        fold_row(self, row, tokens)
+        self.states[row] = self.after[row][-1]
+        self.folded[row] += len(tokens) - 1
+
+    monkeypatch.setattr(FakeDevice, "_fold_row", careless)
+    with pytest.raises(AssertionError, match="a row's state is not of its tokens"):
+        for seed in (1, 3, 5, 7):
+            random_replay(seed, lag, states=True)
 
 
 def test_prefix_groups_that_are_found_anew_only_now_and_then() -> None:

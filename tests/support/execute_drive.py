@@ -14,8 +14,8 @@ from toy_tags import reads_tags
 
 from penstock.config import BLOCK_SIZE, KvCacheDtype, Quantization
 from penstock.execute.executor import open_executor
-from penstock.execute.kv_dtype import fit_kv
-from penstock.execute.limits import Limits
+from penstock.execute.kv_dtype import fit_kv, fit_states
+from penstock.execute.limits import BatchLimits, Limits
 from penstock.execute.padding import graph_sizes
 from penstock.execute.runner import TorchRunner
 from penstock.kernels.choose import choose
@@ -48,6 +48,7 @@ from penstock.schedule.step import (
     Runner,
     StepPlan,
 )
+from penstock.speculative import SpeculativeConfig
 
 VOCABULARY = 160
 END = 7
@@ -116,6 +117,7 @@ def tiny_runner(
     snapshots: int = 4,
     tagged: bool = False,
     moved: torch.Tensor | None = None,
+    speculative: SpeculativeConfig | None = None,
     **config: Any,
 ) -> TorchRunner:
     """tagged: its first layer reads tags. moved [hidden]: added to every embedding."""
@@ -125,6 +127,8 @@ def tiny_runner(
     if tagged:
         reads_tags(model)
     fit_kv(model, kv_dtype, model.ops, sample=torch.arange(9, 29)[None])
+    batch = BatchLimits(max_rows, max_batched_tokens, 128, speculative=speculative)
+    fit_states(model, "auto", batch.state_drafts)
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     slots = first_snapshot(max_rows) + snapshots if model.slot_bytes else 0
     limits = Limits(
@@ -135,6 +139,7 @@ def tiny_runner(
         num_blocks=blocks,
         graph_sizes=sizes,
         state_slots=slots,
+        speculative=speculative,
     )
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
 

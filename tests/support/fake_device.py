@@ -4,7 +4,8 @@ A slot holds a hash of all tokens up to it, made from the slot before it, as KV 
 depends on all positions before. A row's next token is a hash of all slots that its block table
 shows. So a wrong block, a missed copy, a row used again too early, KV made behind another
 beginning, or a token sent to the wrong sample changes what comes out. With `snapshots` it has
-recurrent state too: a slot is folded with each token, and never goes back; what it holds is held
+recurrent state too: a slot is folded with each row's newest token, and never goes back; drafts go on
+from a copy, and right ones are folded again in the next step. What a token's state holds is held
 against the blocks before each draw. It knows plans; no scheduler.
 """
 
@@ -39,6 +40,7 @@ from penstock.schedule.step import (
 
 Slots = list[int]
 _START = 0x5EED
+RING = 1 + 2 * MAX_DRAFTS  # tokens that a slot of recurrent state remembers
 
 
 def stored(before: int, token: int) -> int:
@@ -145,6 +147,9 @@ class FakeDevice:
         # as a slot of a block: of all tokens that were folded in
         self.states = np.full(snapshots.stop, -7, np.int64)
         self.folded = np.full(snapshots.stop, -7, np.int64)  # how many those were
+        self.rings = np.full((snapshots.stop, RING), -7, np.int64)  # the last tokens, by position
+        self.after: dict[int, list[int]] = {}  # row -> states after its last step's queries
+        self.folded_again = 0  # right drafts
         self._empty_state()
         self.states_moved = 0
         # of a block, for layers with windows
@@ -183,7 +188,7 @@ class FakeDevice:
     def forget(self) -> None:
         """Loses all that rows and blocks hold, as in a sleep."""
         assert not self.results and self.open is None, "a step is out"
-        self.slots[:] = self.states[:] = self.folded[:] = -7
+        self.slots[:] = self.states[:] = self.folded[:] = self.rings[:] = -7
         self._empty_state()
         for column in (self.pages, self.table, self.length, self.last):
             column[:] = 0
@@ -275,7 +280,10 @@ class FakeDevice:
             targets.tolist()
         )
         assert self.snapshots.start - 1 not in targets, "the empty slot is written"
-        self.states[targets], self.folded[targets] = self.states[sources], self.folded[sources]
+        first = self.snapshots.start - 1
+        assert (sources >= first).all(), "a row's state, which may lag behind its tokens, is copied"
+        for each in (self.states, self.folded, self.rings):
+            each[targets] = each[sources]
         self.states_moved += targets.size
 
     def _empty_state(self) -> None:
@@ -290,6 +298,20 @@ class FakeDevice:
             )
             self.states[slot] = stored(int(self.states[slot]), token)
             self.folded[slot] += 1
+
+    def _fold_row(self, row: int, tokens: list[int]) -> None:
+        """Folds a row's right drafts of the step before, and its newest token; drafts go on from a
+        copy. tokens: the queries'."""
+        length, folded = int(self.length[row]), int(self.folded[row])
+        for at in range(folded, length):
+            self._fold(row, at, int(self.rings[row, at % RING]))
+            self.folded_again += 1
+        self._fold(row, length, tokens[0])
+        self.after[row] = [int(self.states[row])]
+        for at, token in enumerate(tokens):
+            self.rings[row, (length + at) % RING] = token
+            if at:
+                self.after[row].append(stored(self.after[row][-1], token))
 
     def _join(self, plan: StepPlan) -> None:
         joins = plan.joins
@@ -330,14 +352,14 @@ class FakeDevice:
                 self._see_window(chunks.blocks[c], at)
         for i, row in enumerate(plan.rows):
             if not self.done[row]:
-                for at, token in enumerate(
-                    [int(self.last[row]), *self._drafts_of(plan, i)], int(self.length[row])
-                ):
+                queries = [int(self.last[row]), *self._drafts_of(plan, i)]
+                for at, token in enumerate(queries, int(self.length[row])):
                     assert self.table[row, at // 16] != SCRATCH_BLOCK, (
                         "a draft beyond the row's blocks"
                     )
                     self._put(self.table[row], at, token)
-                    self._fold(int(row), at, token)
+                if self.snapshots:
+                    self._fold_row(int(row), queries)
 
     def _put(self, table: np.ndarray, at: int, token: int) -> None:
         before = int(self.slots[table[(at - 1) // 16], (at - 1) % 16]) if at else _START
@@ -365,11 +387,11 @@ class FakeDevice:
         assert exact or (self.drafting[row] and self.length[row] < plan.lengths[i]), (
             "planned isn't its length"
         )
-        for draft in [None, *drafts]:
+        for query, draft in enumerate([None, *drafts]):
             self.positions.append(int(self.length[row]) + 1)
             right = draft is None or (told[-1] == draft and told[-1] != NO_TOKEN)
             forced = self.forced.get(len(self.positions) - 1)
-            told.append(self._draw(row, forced) if right and not sits_out else NO_TOKEN)
+            told.append(self._draw(row, forced, query) if right and not sits_out else NO_TOKEN)
             self.right += right and draft is not None
             self.right_by_device += (
                 right and draft is not None and offered_to(plan, i)[0] == FROM_DEVICE
@@ -398,14 +420,14 @@ class FakeDevice:
             )
             self.drafts[row, at] = token if (length + at) % 4 else 1
 
-    def _draw(self, row: int, forced: int | None) -> int:
+    def _draw(self, row: int, forced: int | None, query: int) -> int:
         if self.done[row]:
             return NO_TOKEN
         length = int(self.length[row])
         self._see_window(self.table[row], length)
         blocks = self.table[row, : length // 16 + 1]
         slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
-        assert not self.snapshots or self.states[row] == slots[-1], (
+        assert not self.snapshots or self.after[row][query] == slots[-1], (
             "a row's state is not of its tokens"
         )
         ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]

@@ -41,11 +41,12 @@ def empty(
     taps: int = 4,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    drafts: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """A window and a matrix of each slot, as an engine has them: parts of one slot."""
-    window = StatePart("window", (taps, heads.channels), dtype)
+    window = StatePart("window", (taps, heads.channels), dtype, beside=heads.heads)
     matrix = StatePart("matrix", (heads.heads, heads.state_width, heads.head_width), torch.float32)
-    form = RecurrentForm((window, matrix))
+    form = RecurrentForm((window, matrix)).for_drafts(drafts)
     views = form.over(torch.zeros(slots, form.slot_bytes, dtype=torch.uint8, device=device))
     return views["window"], views["matrix"]
 

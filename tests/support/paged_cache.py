@@ -68,7 +68,8 @@ class PagedCache:
             prefill=self._prefill(pieces[len(rows) :]) if chunks else None,
             states=StateInputs(
                 slots=torch.tensor([s for s, _ in rows], dtype=torch.int64),
-                folds=torch.ones(len(rows), dtype=torch.bool),
+                folded=positions[: len(rows)].to(torch.int32),
+                offset=torch.zeros(len(rows), dtype=torch.int32),
                 chunk_slots=torch.tensor([s for s, _ in chunks], dtype=torch.int64),
             ),
         )

@@ -44,13 +44,15 @@ def requests() -> list[Request]:
     ]
 
 
-def alternating(request: Request, sample: int) -> Alternating | None:
-    """The last requests' samples are constrained."""
-    return Alternating(160, forces=False) if request.request_id > 5 else None
-
-
-def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int = 100) -> Samples:
-    """Runs requests, so many at once."""
+def drive(
+    engine: Engine,
+    asked: list[Request],
+    threads: ByTurns,
+    together: int = 100,
+    forces: bool = False,
+) -> Samples:
+    """Runs requests, so many at once; the last ones' samples are constrained. forces: by a
+    constraint that forces tokens."""
     found: Samples = {}
     waiting = list(asked)
     while waiting or engine.has_work:
@@ -58,7 +60,7 @@ def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int 
             request = waiting.pop(0)
             held = request.request_id > 5
             engine.scheduler.submit(
-                request, (lambda s, r=request: alternating(r, s)) if held else None
+                request, (lambda sample: Alternating(160, forces=forces)) if held else None
             )
         threads.run()
         deltas = engine.step()

@@ -96,10 +96,9 @@ class Fold(_Toy):
     def mix(self, ops: Ops, given: Tensor, step: StepInputs, own: dict[str, Tensor]) -> Tensor:
         states, sums, out = step.states, own["sum"], torch.empty_like(given)
         assert states is not None
-        for row, (slot, folds) in enumerate(
-            zip(states.slots.tolist(), states.folds.tolist(), strict=True)
-        ):
-            if folds:
+        folds = (states.folded <= step.positions[: step.rows]).tolist()
+        for row, slot in enumerate(states.slots.tolist()):
+            if folds[row]:
                 sums[slot] = sums[slot] * KEEPS + given[row]
             out[row] = sums[slot]
         if step.prefill is not None:

@@ -165,7 +165,7 @@ def decode_step(rows: int, context: int, each: int, device: torch.device) -> Ste
     )
     slots = table[:, context // BLOCK_SIZE].long() * BLOCK_SIZE + context % BLOCK_SIZE
     every = torch.arange(rows, device=device)
-    states = StateInputs(every, torch.ones(rows, dtype=torch.bool, device=device), every[:0])
+    states = StateInputs(every, at.to(torch.int32), decode.skip, every[:0])
     return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(
         at, slots, rows, decode, None, states=states
     )

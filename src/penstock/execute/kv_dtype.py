@@ -90,14 +90,19 @@ def fit_kv(
         keeper.form = _form(keeper.form, layer)
 
 
-def fit_states(model: Decoder, asked: StateDtype) -> None:
-    """Sets the dtype of recurrent states that sum over all tokens, before their memory is
-    allocated. Raises UsageError if the model has none."""
+def fit_states(model: Decoder, asked: StateDtype, drafts: int = 0) -> None:
+    """Sets the layout of recurrent states before their memory is allocated: the dtype of those that
+    sum over all tokens, and room for steps with up to `drafts` drafts a row. Raises UsageError if a
+    dtype is asked for and the model has no sums."""
+    own = [
+        (keeper, form.for_drafts(drafts))
+        for keeper in model.owners
+        if isinstance(form := keeper.form, RecurrentForm)
+    ]
+    for keeper, form in own:
+        keeper.form = form
     if asked == "auto":
         return
-    own = [
-        (keeper, form) for keeper in model.owners if isinstance(form := keeper.form, RecurrentForm)
-    ]
     summing = [(keeper, form) for keeper, form in own if any(part.sums for part in form.parts)]
     if not summing:
         raise UsageError(
@@ -357,5 +362,5 @@ def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -
         seen=ChunkSight.of(np.full(prompts, tokens), np.full(prompts, context)),
     )
     nobody = torch.zeros(0, dtype=torch.int64, device=device)
-    states = StateInputs(nobody, nobody.bool(), torch.arange(prompts, device=device))
+    states = StateInputs(nobody, nobody, nobody, torch.arange(prompts, device=device))
     return StepInputs(position.repeat(prompts), slots.flatten(), 0, None, prefill, states=states)

@@ -16,6 +16,7 @@ import torch
 from penstock.config import BLOCK_SIZE, Config
 from penstock.errors import CapacityError, UsageError
 from penstock.execute.padding import GRAPH_ROWS, graph_sizes
+from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.state_slots import first_snapshot
 from penstock.speculative import SpeculativeConfig
 
@@ -58,6 +59,18 @@ class BatchLimits:
     group_texts: bool = field(default=False, kw_only=True)
 
     @property
+    def most_drafts(self) -> int:
+        """Returns the most drafts of a row in a step, forced tokens included."""
+        asked = self.speculative
+        return MAX_DRAFTS if asked is None else max(MAX_DRAFTS, asked.num_speculative_tokens)
+
+    @property
+    def state_drafts(self) -> int:
+        """Returns the most drafts of a row in a step of a model with recurrent state. Without
+        speculative_config it is 0, so that slots are small: then no tokens are forced ahead."""
+        return 0 if self.speculative is None else self.most_drafts
+
+    @property
     def max_queries(self) -> int:
         """Returns the most queries of a step: its rows and their drafts."""
         return max(self.max_rows, self.queries_with_drafts)
@@ -83,17 +96,6 @@ class Limits(BatchLimits):
         # on first use. Set by a built engine whose workload shares no prefixes
         False
     )
-
-
-def check_drafts(limits: BatchLimits, slot_bytes: int) -> None:
-    """Raises UsageError if drafts are asked of a model with recurrent state. slot_bytes: bytes of
-    such state per sequence."""
-    if limits.speculative is not None and slot_bytes:
-        raise UsageError(
-            "speculative_config: this model's recurrent states can't go back behind a wrong draft:"
-            " leave it out",
-            param="speculative_config",
-        )
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:

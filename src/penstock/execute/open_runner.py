@@ -31,7 +31,7 @@ from penstock.execute.kv_dtype import (
     with_pages,
 )
 from penstock.execute.layer_pages import open_token_bytes, pages_of
-from penstock.execute.limits import Limits, batch_limits, check_drafts, free_memory, with_kv
+from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.execute.table_place import table_in_host, told_place
@@ -110,7 +110,6 @@ def open_share(
     limits = batch_limits(config, model_config.context, device)
     model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
     clock.end("weights")
-    check_drafts(limits, model.slot_bytes)
     with _named_failures(device):
         if (
             layout.size > 1
@@ -118,7 +117,7 @@ def open_share(
             # their results. The agreed limits are not used
         ):
             agree(with_kv(limits, config, 1, device))
-        fit_states(model, config.model.mamba_ssm_cache_dtype)
+        fit_states(model, config.model.mamba_ssm_cache_dtype, limits.state_drafts)
         settle_kv(config, folder, model, ops, layout)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)

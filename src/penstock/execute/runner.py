@@ -41,7 +41,6 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.quant.fp4 import E4m3Scales, in_fp4
-from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.group_texts import SLOTS, WIDTH
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.state_slots import first_snapshot
@@ -320,8 +319,7 @@ def _step(
     pages: LayerPages | None,
 ) -> DeviceStep:
     device, vocabulary = model.device, model.config.vocab_size
-    asked = limits.speculative
-    drafts = MAX_DRAFTS if asked is None else max(MAX_DRAFTS, asked.num_speculative_tokens)
+    asked, drafts = limits.speculative, limits.most_drafts
     texts = (SLOTS, WIDTH) if limits.group_texts else (0, 0)
     rows = RowState(
         limits.max_rows, limits.max_model_len, end_ids, vocabulary, device, drafts, texts

@@ -27,6 +27,7 @@ from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.staging_buffer import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
 from penstock.kernels.inputs import (
+    ENDED,
     DecodeInputs,
     GroupInputs,
     PrefillInputs,
@@ -185,7 +186,7 @@ class StepLaunches:
         if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self.no_skip[:size])
         if (folded := self._kv.folded) is not None:
-            inputs.states = self._states(size, folded, chunk_states)
+            inputs.states = self._states(size, folded, chunk_states, drafts)
         if self._windows is not None:
             inputs.by_layer = self._windows.by_layer(
                 inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED]
@@ -194,25 +195,30 @@ class StepLaunches:
         hidden = self._model.forward(
             columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows, embeds=embeds
         )
-        if folded is not None and inputs.states is not None:
-            self._count_folded(folded, inputs.states, chunks)
+        if folded is not None:
+            self._count_folded(folded, inputs, chunks)
         return hidden
 
-    def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
+    def _states(
+        self, size: int, folded: Tensor, chunk_states: Tensor | None, drafts: bool
+    ) -> StateInputs:
         """Returns the recurrent state's inputs. Row i uses slot i. folded: number of tokens that
-        each slot's state includes. A row's newest token updates the state unless the slot includes
-        it already, or the row has ended (its slot is the dump's)."""
-        rows, columns = self._staging.rows[:size], self.columns
-        ends = columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
-        folds = (folded.index_select(0, rows) == columns.positions[:size]) & ~ends
+        each slot's state includes. A row has ended if its KV slot is in the dump."""
+        rows, queries = self._staging.rows[:size], self.queries(size, drafts)
+        ends = self.columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
+        held = folded.index_select(0, rows).masked_fill_(ends, ENDED)
+        offset = self.no_skip[:size] if queries is None else queries.offset
         nobody = torch.zeros(0, dtype=torch.int64, device=rows.device)
-        return StateInputs(rows, folds, nobody if chunk_states is None else chunk_states)
+        return StateInputs(rows, held, offset, nobody if chunk_states is None else chunk_states)
 
     @staticmethod
-    def _count_folded(folded: Tensor, states: StateInputs, chunks: PrefillInputs | None) -> None:
-        """Updates the number of tokens each slot's state includes."""
-        rows = states.slots.to(torch.int64)
-        folded.index_copy_(0, rows, folded.index_select(0, rows) + states.folds.to(torch.int32))
+    def _count_folded(folded: Tensor, inputs: StepInputs, chunks: PrefillInputs | None) -> None:
+        """Updates the number of tokens each slot's state includes: up to its row's newest one.
+        Nobody reads the number of a row that has ended."""
+        states = inputs.states
+        assert states is not None
+        newest = inputs.positions[: inputs.rows] - states.offset
+        folded.index_copy_(0, states.slots.to(torch.int64), newest.to(torch.int32) + 1)
         if chunks is not None:
             folded.index_copy_(
                 0, states.chunk_slots, chunks.context + (chunks.start[1:] - chunks.start[:-1])

@@ -166,7 +166,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
     from penstock.execute.kv_dtype import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
-    from penstock.execute.limits import batch_limits, check_drafts, free_memory, with_kv
+    from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype
     from penstock.execute.table_place import table_in_host, told_place
     from penstock.kernels.choose import choose
@@ -202,7 +202,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
             shape(ranks, table_in_host=True),
         )
     ops = choose(device, dtype, config.schedule.kernels)
-    fit_states(decoder, config.model.mamba_ssm_cache_dtype)
+    fit_states(decoder, config.model.mamba_ssm_cache_dtype, limits.state_drafts)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, stored, device, ops)
     forms = narrowest(decoder.paged_forms, kv_dtype)
     token, wider = (
@@ -214,7 +214,6 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
     pages = pages_of(decoder, limits.max_model_len, forms)
     slot = decoder.slot_bytes
-    check_drafts(limits, slot)
     sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)
     far = ""
     if pages is not None:

@@ -20,6 +20,7 @@ from penstock.kernels.latent import LatentSizes
 
 # tokens per tile of a vocabulary; sampling goes tile by tile, and ranks hold whole tiles
 TILE = 128
+ENDED = 2**31 - 1  # StateInputs.folded of rows that store nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,21 @@ class ChunkSight:
 
 @dataclass(slots=True)
 class StateInputs:
-    """Slots of recurrent state that decode rows and chunks read and update. A row with folds False
-    only reads its state: its newest token is in the state already, because its sampling is repeated
-    in this step; or the row has ended."""
+    """Slots of recurrent state that decode queries and chunks read and update.
 
-    slots: Tensor  # [S] of any integer dtype: slot of each decode row
-    folds: Tensor  # [S] bool: True if the row's token updates the state
+    A row whose newest token has position p takes its tokens in order. Tokens folded .. p - 1, drafts
+    of the step before that turned out right, are folded into the state again, from what the slot
+    keeps of them. Then comes the newest token, and the state is stored. It is in the state already
+    (folded is p + 1) if its sampling is repeated in this step. Last come the row's drafts of this
+    step, whose states are not stored."""
+
+    slots: Tensor  # [S] of any integer dtype: slot of each query's row
+    # [S] int32: number of tokens in the slot's state; ENDED if the row has ended: then nothing is
+    # stored
+    folded: Tensor
+    offset: Tensor  # [S] int32: as in Queries
     chunk_slots: Tensor  # [chunks] int64: slot that each chunk continues and updates
+    order: Any = None  # the column's own form of the above, made by the step's first layer
 
 
 @dataclass(slots=True)

@@ -124,11 +124,11 @@ class GatedConvolution(Protocol):
     stores the newest inputs (LFM2). c: channels.
 
     given: [T, 3c]: gate of the values, gate of the output, the values. weight: [c, taps], the
-    newest token's last. bias: [c] or None. window: [slots, taps, c], the last inputs of each slot's
-    sequence, that of position p at index p % taps. `inputs.states` has the slot of each row and
-    chunk, and tells whether a row's newest token updates it. Returns [T, c]: output gate *
-    convolution of (value gate * value). The product in brackets and the convolution are rounded to
-    the model's dtype."""
+    newest token's last. bias: [c] or None. window: [slots, width, c], the last inputs of each
+    slot's sequence, that of position p at index p % width. width: `taps`, and twice the most drafts
+    of a row more. `inputs.states` has the slot of each query and chunk, and tells which tokens
+    update it. Returns [T, c]: output gate * convolution of (value gate * value). The product in
+    brackets and the convolution are rounded to the model's dtype."""
 
     def __call__(
         self, given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
@@ -141,9 +141,9 @@ class DeltaRule(Protocol):
 
     given: [T, channels + value_size]: q, k and v before the convolution, and z; there may be gaps
     between rows. rates: [T, 2 * value_heads]: the formulas' `given` for the rates b, then for the
-    decays a. window: [slots, taps, channels], as for a gated convolution. matrix: [slots,
-    value_heads, key_width, value_width] of any float dtype, updated in float32. `inputs.states` has
-    the slot of each row and chunk, and tells whether a row's newest token updates it. Returns [T,
+    decays a. window: [slots, width, channels], as for a gated convolution; if rows may have drafts
+    [slots, width, channels + 2 * value_heads], with each token's `rates` too. matrix: [slots,
+    value_heads, key_width, value_width] of any float dtype, updated in float32. Returns [T,
     value_size]. q, k and v are rounded after silu, the output before and after its norm."""
 
     def __call__(
@@ -162,10 +162,10 @@ class Mamba2Scan(Protocol):
     """Computes a Mamba2 layer between its first projection and its gate (formulas in
     `kernels/mamba2.py`).
 
-    given: [T, columns]: z, the convolution's input, dt. window: [slots, taps, channels], as for a
-    gated convolution. matrix: [slots, heads, state_width, head_width] of any float dtype, updated
-    in float32. `inputs.states` has the slot of each row and chunk, and tells whether a row's newest
-    token updates it. Returns [T, size]. x, B and C are rounded after silu, and so is the output."""
+    given: [T, columns]: z, the convolution's input, dt. window: [slots, width, channels], as for a
+    gated convolution; if rows may have drafts [slots, width, channels + heads], with each token's
+    dt too. matrix: [slots, heads, state_width, head_width] of any float dtype, updated in float32.
+    Returns [T, size]. x, B and C are rounded after silu, and so is the output."""
 
     def __call__(
         self,

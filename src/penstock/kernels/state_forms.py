@@ -23,6 +23,7 @@ from penstock.kernels.fp8_rows import E4M3
 
 # arrays in a slot begin at multiples of so many bytes, so that kernels can load 16 bytes at once
 ALIGN = 16
+_BESIDE = 32  # numbers beside inputs are padded to a multiple of so many, to keep entries aligned
 
 
 class PagedForm(Protocol):
@@ -158,12 +159,14 @@ class LatentForm:
 @dataclass(frozen=True, slots=True)
 class StatePart:
     """One array of a sequence's recurrent state. sums: True if it accumulates over all tokens; its
-    dtype may then differ from the model's."""
+    dtype may then differ from the model's. beside: the array is a ring [width, numbers] of the last
+    tokens' inputs, to which drafts add so many numbers a token; None: it is no ring."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     sums: bool = False
+    beside: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -186,6 +189,20 @@ class RecurrentForm:
         return RecurrentForm(
             tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts)
         )
+
+    def for_drafts(self, drafts: int) -> RecurrentForm:
+        """Returns this layout with rings for steps with up to `drafts` drafts a row. A ring then has
+        the inputs of the step before, from which right drafts are folded again, and of this step.
+        """
+
+        def grown(part: StatePart) -> StatePart:
+            if part.beside is None or not drafts:
+                return part
+            width, numbers = part.shape
+            more = -(-part.beside // _BESIDE) * _BESIDE
+            return replace(part, shape=(width + 2 * drafts, numbers + more))
+
+        return RecurrentForm(tuple(map(grown, self.parts)))
 
     def over(self, storage: Tensor) -> dict[str, Tensor]:
         """Returns each array by its name, as a view [slots, *shape] of storage [slots, slot_bytes]

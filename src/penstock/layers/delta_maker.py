@@ -84,7 +84,7 @@ def make_delta_net(
         into = [Part(f"{at}.in_proj_qkvz", (h.channels + h.value_size, hidden), 0, *of_keys)]
         rates = [Part(f"{at}.in_proj_ba", (2 * h.value_heads, hidden), 0, *of_keys)]
     keeps = (
-        StatePart(WINDOW, (taps, own.channels), dtype),
+        StatePart(WINDOW, (taps, own.channels), dtype, beside=2 * own.value_heads),
         StatePart(MATRIX, (own.value_heads, own.key_width, own.value_width), state, sums=True),
     )
     return GatedDeltaNet(

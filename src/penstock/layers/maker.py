@@ -314,7 +314,7 @@ class Maker:
         own = channels // cut[0]
         return ShortConv(
             at,
-            RecurrentForm((StatePart(WINDOW, (taps, own), self.dtype),)),
+            RecurrentForm((StatePart(WINDOW, (taps, own), self.dtype, beside=0),)),
             self.column_linear(parts, channels, bias=bias, fused=f"{at}.in_proj"),
             Weight(
                 [Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device

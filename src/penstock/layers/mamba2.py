@@ -152,7 +152,7 @@ def make_mamba2(
 
     of_all = [("z", h.size, of_heads), *convolved, ("dt", h.heads, of_heads)]
     keeps = (
-        StatePart(WINDOW, (taps, own.channels), make.dtype),
+        StatePart(WINDOW, (taps, own.channels), make.dtype, beside=own.heads),
         StatePart(MATRIX, (own.heads, own.state_width, own.head_width), state, sums=True),
     )
     norm = None if eps is None else by_head("norm.weight", h.head_width, make.dtype)

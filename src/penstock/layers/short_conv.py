@@ -15,7 +15,7 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.parallel.sharded_weight import Weight
 
-# name of the state array [taps, channels]: a sequence's last inputs, position p at index p % taps
+# name of the state array [width, numbers]: a sequence's last inputs, position p at index p % width
 WINDOW = "window"
 
 

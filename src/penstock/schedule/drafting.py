@@ -25,8 +25,8 @@ _COMPANY = 48
 
 class Drafting:
     """Makes drafts for one scheduler's rows. queries: most queries of a step. states: True if rows
-    have recurrent state, which cannot be rolled back after a wrong draft; then there are no drafts.
-    """
+    have recurrent state, whose slots have room for drafts only where there is a drafter; without it
+    no tokens are forced ahead."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Drafting:
     @property
     def may(self) -> bool:
         """Returns True if any row may have drafts in flight."""
-        return not self._states and (self.drafter is not None or self.mask_slots.guides_any)
+        return self.drafter is not None or (self.mask_slots.guides_any and not self._states)
 
     def offer(self, rows: Int32, lengths: Int32) -> Drafts | None:
         """Returns the drafts for the rows of a step; adds them to the rows' planned lengths, as if

@@ -5,8 +5,8 @@ In a block, S0 is the state before it and G[i] the product of decays up to token
 k[i] u[i] to the state. u[i] depends on S0 and on the u of earlier tokens, which is a triangular
 system of equations (arXiv:2412.06464, section 3.3).
 
-T: a step's tokens, R: decode rows, n: tokens of a block, H: value heads, K: numbers of a key, V:
-numbers of a value."""
+T: a step's tokens, n: tokens of a block, H: value heads, K: numbers of a key, V: numbers of a
+value."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
-from penstock.kernels.inputs import StateInputs, StepInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.reference.elementwise.activation import over_sigmoid
-from penstock.kernels.reference.recurrent.short_conv import convolved
+from penstock.kernels.reference.recurrent.row_turns import At, RowTurns
+from penstock.kernels.reference.recurrent.short_conv import convolved, convolved_again
 
 BLOCK = 64  # tokens of a block
 STEEP = 20.0  # softplus(x) equals x in float32 from here on
@@ -32,12 +33,18 @@ def delta_rule(
     inputs: StepInputs,
 ) -> Tensor:
     """Returns [T, value_size]. given: [T, channels + value_size]: q, k, v, then z. rates: [T, 2 *
-    value_heads]. window: [slots, taps, channels]. matrix: [slots, value_heads, key_width,
+    value_heads]. window: [slots, width, channels or more]. matrix: [slots, value_heads, key_width,
     value_width]. The contract is `ops.DeltaRule`."""
-    h, states, rows = heads, inputs.states, inputs.rows
+    h, states, turns = heads, inputs.states, RowTurns.of(inputs)
     assert states is not None, "a layer with a recurrent matrix has slots"
     came, z = given[:, : h.channels], given[:, h.channels :]
+    if window.shape[2] > h.channels:
+        came = torch.cat((came, rates), 1)
     mixed = convolved(came, weights.taps, None, window, inputs)
+    if turns.again:
+        old, kept = convolved_again(weights.taps, None, window, turns)
+        kept = kept[:, h.channels :][:, : rates.shape[1]]
+        mixed, rates = torch.cat((old, mixed)), torch.cat((kept, rates))
     mixed = over_sigmoid(mixed, mixed).to(given.dtype).float()
     q, k, v = mixed.split((h.key_size, h.key_size, h.value_size), dim=1)
     q, k = (_unit(x.view(-1, h.key_heads, h.key_width)) for x in (q, k))
@@ -50,10 +57,15 @@ def delta_rule(
     rate = over_sigmoid(torch.full_like(rate, weights.most_rate), rate)
     decay = weights.decay * softplus(step)  # logarithm of the decay
     out = torch.empty_like(v)
-    if rows:
-        out[:rows] = _rows(q[:rows], k[:rows], v[:rows], rate[:rows], decay[:rows], matrix, states)
+
+    def fold(states: Tensor, at: At) -> Tensor:
+        decayed = states * decay[at].exp()[:, :, None, None]
+        found = (decayed * k[at][..., None]).sum(-2)
+        return decayed + ((v[at] - found) * rate[at][:, :, None])[:, :, None] * k[at][..., None]
+
+    turns.scan(matrix, out, fold, lambda states, at: (states * q[at][..., None]).sum(-2))
     if inputs.prefill is not None:
-        start = (inputs.prefill.start + rows).tolist()
+        start = (inputs.prefill.start + turns.again + inputs.rows).tolist()
         for chunk, slot in enumerate(states.chunk_slots.tolist()):
             state, last = matrix[slot].float(), start[chunk + 1]
             for first in range(start[chunk], last, BLOCK):
@@ -61,7 +73,7 @@ def delta_rule(
                 out[at], state = _block(q[at], k[at], v[at], rate[at], decay[at], state)
             if start[chunk] < last:
                 matrix[slot] = state.to(matrix.dtype)
-    return _gated_norm(out.to(given.dtype), z, weights).flatten(1)
+    return _gated_norm(out[turns.again :].to(given.dtype), z, weights).flatten(1)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -72,27 +84,6 @@ def softplus(x: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
-
-
-def _rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rate: Tensor,
-    decay: Tensor,
-    matrix: Tensor,
-    states: StateInputs,
-) -> Tensor:
-    """Returns the outputs of decode rows, [R, H, V]. Rows with `states.folds` update their state
-    matrices. q, k: [R, H, K]. v: [R, H, V]. rate, decay: [R, H]."""
-    slots = states.slots.long()
-    held = matrix.index_select(0, slots).float()
-    decayed = held * decay.exp()[:, :, None, None]
-    found = (decayed * k[..., None]).sum(-2)
-    new = decayed + ((v - found) * rate[:, :, None])[:, :, None] * k[..., None]
-    new = torch.where(states.folds[:, None, None, None], new, held)
-    matrix.index_copy_(0, slots, new.to(matrix.dtype))
-    return (new * q[..., None]).sum(-2)
 
 
 def _block(

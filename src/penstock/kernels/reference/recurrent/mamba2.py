@@ -5,8 +5,7 @@ In a block, S0 is the state before it and G[i] the sum of dt * a up to token i. 
 S0 with the factor exp(G[i]), and what token j added to the state with the factor exp(G[i] - G[j])
 (arXiv:2405.21060, section 6).
 
-T: a step's tokens, R: decode rows, n: tokens of a block, H: heads, P: numbers of a head, N: width
-of the state."""
+T: a step's tokens, n: tokens of a block, H: heads, P: numbers of a head, N: width of the state."""
 
 from __future__ import annotations
 
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
-from penstock.kernels.inputs import StateInputs, StepInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
 from penstock.kernels.reference.elementwise.activation import over_sigmoid
 from penstock.kernels.reference.linear.fp8 import in_form
 from penstock.kernels.reference.recurrent.delta_rule import BLOCK, softplus
-from penstock.kernels.reference.recurrent.short_conv import convolved
+from penstock.kernels.reference.recurrent.row_turns import At, RowTurns
+from penstock.kernels.reference.recurrent.short_conv import convolved, convolved_again
 
 
 def mamba2(
@@ -30,12 +30,16 @@ def mamba2(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """Returns [T, size]. given: [T, columns]: z, x, B, C, dt. window: [slots, taps, channels].
-    matrix: [slots, heads, state_width, head_width]. The contract is `ops.Mamba2Scan`."""
-    h, states, rows = heads, inputs.states, inputs.rows
+    """Returns [T, size]. given: [T, columns]: z, x, B, C, dt. window: [slots, width, channels or
+    more]. matrix: [slots, heads, state_width, head_width]. The contract is `ops.Mamba2Scan`."""
+    h, states, turns = heads, inputs.states, RowTurns.of(inputs)
     assert states is not None, "a layer with a recurrent matrix has slots"
-    came = given[:, h.size : h.size + h.channels]
+    came, dt = given[:, h.size : h.size + window.shape[2]], given[:, h.columns - h.heads :]
     mixed = convolved(came, weights.taps, weights.taps_bias, window, inputs)
+    if turns.again:
+        old, kept = convolved_again(weights.taps, weights.taps_bias, window, turns)
+        kept = kept[:, h.channels :][:, : h.heads]
+        mixed, dt = torch.cat((old, mixed)), torch.cat((kept, dt))
     mixed = over_sigmoid(mixed, mixed).to(given.dtype).float()
     x, b, c = mixed.split((h.size, h.group_size, h.group_size), dim=1)
     x = x.view(-1, h.heads, h.head_width)
@@ -43,13 +47,17 @@ def mamba2(
         each.view(-1, h.groups, h.state_width).repeat_interleave(h.heads // h.groups, 1)
         for each in (b, c)
     )
-    dt = softplus(given[:, h.columns - h.heads :].float() + weights.step_bias)
+    dt = softplus(dt.float() + weights.step_bias)
     decay = dt * weights.a  # logarithm of the decay
     out = torch.empty_like(x)
-    if rows:
-        out[:rows] = _rows(x[:rows], b[:rows], c[:rows], dt[:rows], decay[:rows], matrix, states)
+
+    def fold(states: Tensor, at: At) -> Tensor:
+        added = (b[at] * dt[at][..., None])[..., None] * x[at][:, :, None]
+        return states * decay[at].exp()[:, :, None, None] + added
+
+    turns.scan(matrix, out, fold, lambda states, at: (states * c[at][..., None]).sum(-2))
     if inputs.prefill is not None:
-        start = (inputs.prefill.start + rows).tolist()
+        start = (inputs.prefill.start + turns.again + inputs.rows).tolist()
         for chunk, slot in enumerate(states.chunk_slots.tolist()):
             state, last = matrix[slot].float(), start[chunk + 1]
             for first in range(start[chunk], last, BLOCK):
@@ -57,20 +65,8 @@ def mamba2(
                 out[at], state = _block(x[at], b[at], c[at], dt[at], decay[at], state)
             if start[chunk] < last:
                 matrix[slot] = state.to(matrix.dtype)
-    return (out + weights.skip[:, None] * x).to(given.dtype).flatten(1)
-
-
-def _rows(
-    x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, matrix: Tensor, states: StateInputs
-) -> Tensor:
-    """Returns the outputs of decode rows, [R, H, P]. Rows with `states.folds` update their state
-    matrices. x: [R, H, P]. b, c: [R, H, N]. dt, decay: [R, H]."""
-    slots = states.slots.long()
-    held = matrix.index_select(0, slots).float()
-    new = held * decay.exp()[:, :, None, None] + (b * dt[..., None])[..., None] * x[:, :, None]
-    new = torch.where(states.folds[:, None, None, None], new, held)
-    matrix.index_copy_(0, slots, new.to(matrix.dtype))
-    return (new * c[..., None]).sum(-2)
+    out += weights.skip[:, None] * x
+    return out[turns.again :].to(given.dtype).flatten(1)
 
 
 def _block(

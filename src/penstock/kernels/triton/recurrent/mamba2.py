@@ -1,10 +1,12 @@
 """Mamba2's recurrence for decode rows (kernels/mamba2.py has the formulas), and its gated norm. A
 program computes one head of one row: convolutions, step, decay, update of the state, and output.
 
-A program reads, updates and writes the head's state once, some value columns at a time. The
-programs of all heads of a group compute B and C. That is safe, as the convolution's window is a
-ring: the newest token overwrites an entry that no other program reads. `mamba2_chunks` computes
-chunks. T: a step's tokens, F: numbers of a row of the norm's input."""
+A program reads, updates and writes the head's state once, some value columns at a time. If rows may
+have drafts, it takes all of the row's tokens in order (`StateInputs`), with the columns in
+registers, and programs of drafts return at once. The programs of all heads of a group compute B and
+C. That is safe, as the convolution's window is a ring: a step's tokens overwrite entries that no
+program reads. `mamba2_chunks` computes chunks. T: a step's tokens, F: numbers of a row of the norm's
+input."""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from penstock.kernels.triton.linear.fp8 import BITS, empty_rows, pointers, store
 from penstock.kernels.triton.pdl import early_of, release, wait
 from penstock.kernels.triton.recurrent.delta_chunks import softplus
 from penstock.kernels.triton.recurrent.mamba2_chunks import mamba2_chunks
-from penstock.kernels.triton.recurrent.short_conv import of_row, silu
+from penstock.kernels.triton.recurrent.short_conv import (
+    beside_of,
+    most_queries,
+    of_row,
+    queries_of,
+    silu,
+)
 
 # Numbers of the state that a program has in registers at once, and its warps; measured in
 # delta_rule.py.
@@ -39,7 +47,8 @@ def _rows(
     window,
     matrix,
     slots,
-    folds,
+    folded,
+    offset,
     positions,
     out,
     window_stride,
@@ -52,103 +61,200 @@ def _rows(
     PART: tl.constexpr,
     STATE_WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RING: tl.constexpr,
+    MOST: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Kernel of `mamba2`, with one program per head and row. HEAD, STATE: numbers of a head and of
+    """Kernel of `mamba2`, with one program per head and query. HEAD, STATE: numbers of a head and of
     its state's other dimension. STATE_WIDTH: STATE, rounded up to a power of two. PART: value
-    columns that are processed at once. TAPS: taps of the convolution. Tensors: see
-    `ops.Mamba2Scan`; slots, folds: fields of StateInputs."""
+    columns that are processed at once. MOST: most queries of a row, rounded up to a power of two.
+    Tensors: see `ops.Mamba2Scan`; slots, folded, offset: fields of StateInputs. TAPS, WIDTH, RING:
+    see short_conv.py."""
     # neighbouring programs have heads of the same row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
     )
-    slot, position, fold = (
+    slot, position, holds = (
         tl.load(slots + row).to(tl.int64),
         tl.load(positions + row),
-        tl.load(folds + row) != 0,
+        tl.load(folded + row),
     )
+    first, last = 0, 1  # the row's tokens, counted from its newest
+    if MOST > 1:
+        last = queries_of(offset, row, MOST)
+        if last == 0:
+            return
+        first = tl.minimum(holds - position, 0).to(tl.int32)
     size: tl.constexpr = HEADS * HEAD
+    channels: tl.constexpr = size + 2 * GROUPS * STATE
     dtype = given.dtype.element_ty
-    dt = softplus(
-        tl.load(given + row * stride + 2 * size + 2 * GROUPS * STATE + head).to(tl.float32)
-        + tl.load(step_bias + head)
-    )
-    left, past = tl.exp(dt * tl.load(a + head)), tl.load(skip + head)
+    past = tl.load(skip + head)
     key, some = tl.arange(0, STATE_WIDTH), tl.arange(0, PART)
-    is_key, its_window = key < STATE, slot * window_stride
-    of_group = size + head // (HEADS // GROUPS) * STATE + key
-    b = _convolved(
-        given,
-        taps,
-        taps_bias,
-        window,
-        its_window,
-        position,
-        fold,
-        row,
-        stride,
-        of_group,
-        is_key,
-        HEADS,
-        GROUPS,
-        HEAD,
-        STATE,
-        TAPS,
-        BIAS,
-    )[:, None]
-    c = _convolved(
-        given,
-        taps,
-        taps_bias,
-        window,
-        its_window,
-        position,
-        fold,
-        row,
-        stride,
-        of_group + GROUPS * STATE,
-        is_key,
-        HEADS,
-        GROUPS,
-        HEAD,
-        STATE,
-        TAPS,
-        BIAS,
-    )[:, None]
-    b *= dt
+    its_window = slot * window_stride
     held = (
         matrix + slot * matrix_stride + head * (STATE * HEAD) + key[:, None] * HEAD + some[None, :]
     )
-    for begin in range(0, HEAD, PART):
-        value = begin + some
-        there = value < HEAD
-        within = is_key[:, None] & there[None, :]
-        state = tl.load(held + begin, mask=within, other=0.0).to(tl.float32)
-        x = _convolved(
+    if MOST == 1:
+        b, c, left = _keys(
             given,
             taps,
             taps_bias,
+            a,
+            step_bias,
             window,
             its_window,
             position,
-            fold,
+            0,
+            holds <= position,
             row,
             stride,
-            head * HEAD + value,
-            there,
+            head,
             HEADS,
             GROUPS,
             HEAD,
             STATE,
+            STATE_WIDTH,
             TAPS,
+            WIDTH,
+            RING,
             BIAS,
         )
-        if fold:
-            state = state * left + b * x[None, :]
-            tl.store(held + begin, state.to(matrix.dtype.element_ty), mask=within)
-        answer = tl.sum(state * c, axis=0) + past * x
-        tl.store(out + row * size + head * HEAD + value, answer.to(dtype), mask=there)
+    for begin in range(0, HEAD, PART):
+        value = begin + some
+        there = value < HEAD
+        within = (key < STATE)[:, None] & there[None, :]
+        state = tl.load(held + begin, mask=within, other=0.0).to(tl.float32)
+        for ahead in range(first, last):
+            fold = holds <= position + ahead
+            if MOST > 1:
+                b, c, left = _keys(
+                    given,
+                    taps,
+                    taps_bias,
+                    a,
+                    step_bias,
+                    window,
+                    its_window,
+                    position + ahead,
+                    ahead,
+                    fold,
+                    row + ahead,
+                    stride,
+                    head,
+                    HEADS,
+                    GROUPS,
+                    HEAD,
+                    STATE,
+                    STATE_WIDTH,
+                    TAPS,
+                    WIDTH,
+                    RING,
+                    BIAS,
+                )
+            x = _convolved(
+                given + size,
+                taps,
+                taps_bias,
+                window,
+                its_window,
+                position + ahead,
+                ahead,
+                fold,
+                row + ahead,
+                stride,
+                head * HEAD + value,
+                there,
+                channels,
+                TAPS,
+                WIDTH,
+                RING,
+                BIAS,
+            )
+            if fold:
+                state = state * left + b * x[None, :]
+                kept = state.to(matrix.dtype.element_ty)
+                tl.store(held + begin, kept, mask=within & (ahead == 0))
+            answer = (tl.sum(state * c, axis=0) + past * x).to(dtype)
+            answers = out + (row + ahead) * size + head * HEAD
+            tl.store(answers + value, answer, mask=there & (ahead >= 0))
+
+
+@triton.jit
+def _keys(
+    given,
+    taps,
+    taps_bias,
+    a,
+    step_bias,
+    window,
+    slot,
+    position,
+    ahead,
+    fold,
+    token,
+    stride,
+    head,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    STATE: tl.constexpr,
+    STATE_WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RING: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Returns B times the step's size and C [STATE_WIDTH, 1] of a row's token, and the factor of its
+    decay. slot, position, ahead, fold, token: see `of_row`."""
+    size: tl.constexpr = HEADS * HEAD
+    channels: tl.constexpr = size + 2 * GROUPS * STATE
+    source = given + token * stride + size + channels + head
+    dt = beside_of(source, window, slot, position, ahead, fold, head, channels, WIDTH, RING)
+    dt = softplus(dt + tl.load(step_bias + head))
+    left = tl.exp(dt * tl.load(a + head))
+    key = tl.arange(0, STATE_WIDTH)
+    is_key, of_group = key < STATE, size + head // (HEADS // GROUPS) * STATE + key
+    b = _convolved(
+        given + size,
+        taps,
+        taps_bias,
+        window,
+        slot,
+        position,
+        ahead,
+        fold,
+        token,
+        stride,
+        of_group,
+        is_key,
+        channels,
+        TAPS,
+        WIDTH,
+        RING,
+        BIAS,
+    )
+    c = _convolved(
+        given + size,
+        taps,
+        taps_bias,
+        window,
+        slot,
+        position,
+        ahead,
+        fold,
+        token,
+        stride,
+        of_group + GROUPS * STATE,
+        is_key,
+        channels,
+        TAPS,
+        WIDTH,
+        RING,
+        BIAS,
+    )
+    return b[:, None] * dt, c[:, None], left
 
 
 @triton.jit
@@ -157,37 +263,38 @@ def _convolved(
     taps,
     taps_bias,
     window,
-    its_window,
+    slot,
     position,
+    ahead,
     fold,
-    row,
+    token,
     stride,
     channel,
     there,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    HEAD: tl.constexpr,
-    STATE: tl.constexpr,
+    channels: tl.constexpr,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RING: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Returns silu of a decode row's convolution, for some channels of x, B and C, in float32.
-    its_window: pointer to the row's part of `window`. fold: True stores the newest token in the
-    window. there: mask of channels."""
-    size: tl.constexpr = HEADS * HEAD
+    """Returns silu of a token's convolution, for some channels of x, B and C, in float32. given: the
+    first x. Other arguments: see `of_row`."""
     total = of_row(
-        given + size,
+        given,
         taps,
         window,
-        its_window,
+        slot,
         position,
+        ahead,
         fold,
-        row,
+        token,
         stride,
         channel,
         there,
-        size + 2 * GROUPS * STATE,
+        channels,
+        RING,
         TAPS,
+        WIDTH,
         False,
     )
     if BIAS:
@@ -253,8 +360,8 @@ def mamba2(
     inputs: StepInputs,
 ) -> Tensor:
     """Returns the layer's outputs [T, size] for decode rows and chunks. given: [T, columns].
-    window: [slots, taps, channels]. matrix: [slots, heads, state_width, head_width]. The contract
-    is `ops.Mamba2Scan`."""
+    window: [slots, width, channels or more]. matrix: [slots, heads, state_width, head_width]. The
+    contract is `ops.Mamba2Scan`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert matrix[0].is_contiguous()
@@ -273,7 +380,8 @@ def mamba2(
             window,
             matrix,
             states.slots,
-            states.folds.view(torch.uint8),
+            states.folded,
+            states.offset,
             inputs.positions,
             out,
             window.stride(0),
@@ -286,6 +394,9 @@ def mamba2(
             PART=part,
             STATE_WIDTH=key,
             TAPS=w.taps.shape[1],
+            WIDTH=window.shape[1],
+            RING=window.shape[2],
+            MOST=most_queries(window, w.taps),
             BIAS=w.taps_bias is not None,
             num_warps=_WARPS if key * part == _AT_ONCE else 1,
         )

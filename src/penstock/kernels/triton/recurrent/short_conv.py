@@ -2,11 +2,14 @@
 A program computes some channels of a decode row, or of some tokens of a chunk. Knows one layer's
 window; no layer.
 
-A window holds a sequence's last inputs as a ring: the input at position p is at index p % taps. A
-program may read older inputs while another one writes the newest. The newest token of a decode row
-is read from `given`, not from the window, so a step that is repeated gives the same output. Tokens
-of a chunk read the window as it was before the step; a later launch writes the chunk's last inputs
-to it. T: a step's tokens, c: channels."""
+A window holds a sequence's last inputs as a ring: the input at position p is at index p % width. A
+program may read older inputs while another one writes those of the step, which lie elsewhere. The
+inputs of the step's own tokens are read from `given`, not from the window, so a step that is
+repeated gives the same output. Tokens of a chunk read the window as it was before the step; a later
+launch writes the chunk's last inputs to it. T: a step's tokens, c: channels.
+
+Constants of kernels: TAPS: taps of the convolution. WIDTH: entries of a window; more than TAPS if
+rows may have drafts. RING: numbers of an entry."""
 
 from __future__ import annotations
 
@@ -40,37 +43,83 @@ def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr)
 
 
 @triton.jit
+def queries_of(offset, row, MOST: tl.constexpr):
+    """Returns the number of queries of a row, at most MOST; 0 if query `row` is a draft. offset:
+    number of each query in its row. The grid has the queries on axis 1."""
+    ahead = tl.arange(0, MOST)
+    there = row + ahead < tl.num_programs(1)
+    found = tl.load(offset + row + ahead, mask=there, other=-1)
+    return tl.sum((found == ahead).to(tl.int32), axis=0)
+
+
+@triton.jit
 def of_row(
     given,
     weight,
     window,
     slot,
     position,
+    ahead,
     fold,
     token,
     stride,
     channel,
     there,
     channels,
+    RING,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Returns the convolution of a decode row's newest token, for some channels; stores its input
-    in the window if `fold`. slot: offset of the row's window in `window`, in numbers. token: index
-    of the row's token in `given`, int64. channel, there: indices of channels and their mask."""
+    """Returns the convolution of a decode row's token, for some channels; stores a query's input in
+    the window if `fold`. slot: offset of the row's window in `window`, in numbers. ahead: number of
+    the token's query in its row; less than 0: the token is folded again, and its input is in the
+    window. token: index of the query in `given`, int64. channel, there: indices of channels and
+    their mask."""
     held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
-    for tap in tl.static_range(TAPS - 1):
-        seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(
-            tl.float32
-        )
-        total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
-    came = came_of(given, token, stride, channel, there, channels, GATED)
-    total += came * tl.load(weight + channel * TAPS + TAPS - 1, mask=there, other=0.0).to(
-        tl.float32
-    )
-    tl.store(held + position % TAPS * channels, came.to(window.dtype.element_ty), mask=there & fold)
+    for tap in tl.static_range(TAPS):
+        back = TAPS - 1 - tap  # the tap's token is so many tokens before this one
+        kept = held + (position + (WIDTH - TAPS + 1 + tap)) % WIDTH * RING
+        if WIDTH > TAPS:
+            came = tl.load(kept, mask=there & (ahead < back), other=0.0).to(tl.float32)
+            of_step = there & (ahead >= back)
+            came += came_of(given, token - back, stride, channel, of_step, channels, GATED)
+        elif tap < TAPS - 1:
+            came = tl.load(kept, mask=there, other=0.0).to(tl.float32)
+        else:
+            came = came_of(given, token, stride, channel, there, channels, GATED)
+        total += came * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
+        if tap == TAPS - 1:
+            tl.store(kept, came.to(window.dtype.element_ty), mask=there & fold & (ahead >= 0))
     return total
+
+
+@triton.jit
+def beside_of(
+    source,
+    window,
+    slot,
+    position,
+    ahead,
+    fold,
+    number,
+    channels: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RING: tl.constexpr,
+):
+    """Returns a number of a decode row's token beside its input of the convolution, in float32.
+    source: pointer to a query's. number: its index after the input in an entry of the window, if
+    entries have more than `channels` numbers; there it is stored if `fold`. Other arguments: see
+    `of_row`."""
+    if channels < RING:
+        kept = window + slot + position % WIDTH * RING + channels + number
+        own = tl.load(source, mask=ahead >= 0, other=0.0).to(tl.float32)
+        own += tl.load(kept, mask=ahead < 0, other=0.0).to(tl.float32)
+        tl.store(kept, own.to(window.dtype.element_ty), mask=fold & (ahead >= 0))
+    else:
+        own = tl.load(source).to(tl.float32)
+    return own
 
 
 @triton.jit
@@ -125,35 +174,42 @@ def _rows(
     bias,
     window,
     slots,
-    folds,
+    folded,
+    offset,
     positions,
     out,
     slot_stride,
     stride,
     channels,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Kernel of `short_conv` for decode rows, with one program per row and CHANNELS channels."""
+    """Kernel of `short_conv` for decode rows, with one program per query and CHANNELS channels."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     slot, position = tl.load(slots + row).to(tl.int64) * slot_stride, tl.load(positions + row)
-    fold = tl.load(folds + row) != 0
+    ahead = 0
+    if WIDTH > TAPS:
+        ahead = tl.load(offset + row)
     total = of_row(
         given,
         weight,
         window,
         slot,
         position,
-        fold,
+        ahead,
+        tl.load(folded + row) <= position,
         row,
         stride,
         channel,
         there,
         channels,
+        channels,
         TAPS,
+        WIDTH,
         True,
     )
     _answer(given, bias, out, row, row, stride, channel, there, channels, total, BIAS, True)
@@ -175,7 +231,9 @@ def _chunks(
     slot_stride,
     stride,
     channels,
+    RING,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -199,7 +257,7 @@ def _chunks(
             here = there & (since >= back)
             seen = came_of(given, token - back, stride, channel, here, channels, GATED)
             if tap < TAPS - 1:
-                before = held + (position + 1 + tap) % TAPS * channels
+                before = held + (position + (WIDTH - TAPS + 1 + tap)) % WIDTH * RING
                 seen += tl.load(before, mask=there & (since < back), other=0.0).to(tl.float32)
             seen_by = tl.load(weight + channel * TAPS + tap, mask=channel < channels, other=0.0).to(
                 tl.float32
@@ -232,7 +290,9 @@ def _move_on(
     slot_stride,
     stride,
     channels,
+    RING,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
@@ -251,7 +311,7 @@ def _move_on(
                 given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED
             )
             tl.store(
-                held + (end - back) % TAPS * channels, seen.to(window.dtype.element_ty), mask=there
+                held + (end - back) % WIDTH * RING, seen.to(window.dtype.element_ty), mask=there
             )
 
 
@@ -259,7 +319,7 @@ def short_conv(
     given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
     """Returns the gated convolution of all tokens, [T, c]. given: [T, 3c]. weight: [c, taps].
-    window: [slots, taps, c]. The contract is `ops.GatedConvolution`."""
+    window: [slots, width, c]. The contract is `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
     out = torch.empty((given.shape[0], channels), dtype=given.dtype, device=given.device)
@@ -271,18 +331,26 @@ def short_conv(
             weight if bias is None else bias,
             window,
             states.slots,
-            states.folds.view(torch.uint8),
+            states.folded,
+            states.offset,
             inputs.positions,
             out,
             window.stride(0),
             given.stride(0),
             channels,
             TAPS=weight.shape[1],
+            WIDTH=window.shape[1],
             BIAS=bias is not None,
             CHANNELS=block,
         )
     convolve_chunks(given, weight, bias, window, inputs, out, gated=True)
     return out
+
+
+def most_queries(window: Tensor, weight: Tensor) -> int:
+    """Returns the most queries of a row in a step, rounded up to a power of two. A window [slots,
+    width, numbers] has two entries more than weight [c, taps] for each draft."""
+    return next_power_of_2((window.shape[1] - weight.shape[1]) // 2 + 1)
 
 
 def convolve_chunks(
@@ -320,7 +388,9 @@ def convolve_chunks(
         chunks,
         *strides,
         channels,
+        window.shape[2],
         TAPS=weight.shape[1],
+        WIDTH=window.shape[1],
         BIAS=bias is not None,
         TOKENS=few,
         CHANNELS=block,
@@ -336,7 +406,9 @@ def convolve_chunks(
         rows,
         *strides,
         channels,
+        window.shape[2],
         TAPS=weight.shape[1],
+        WIDTH=window.shape[1],
         CHANNELS=block,
         GATED=gated,
     )

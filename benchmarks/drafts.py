@@ -45,7 +45,10 @@ class Planted:
 
     def __init__(self, inner: Proposer, rows: RowState, chance: float) -> None:
         self.inner, self.rows, self.chance = inner, rows, chance
-        self.reads_chunks = inner.reads_chunks
+        self.follows = inner.follows
+
+    def warm(self, sizes: list[int]) -> None:
+        self.inner.warm(sizes)
 
     def launch(self, drawn: Drawn) -> None:
         self.inner.launch(drawn)

@@ -325,7 +325,8 @@ class Config:
         asked = self.speculative
         if self.schedule.draft_from != "row" and (asked is None or asked.method != "ngram"):
             raise UsageError(
-                "draft_from is read only with speculative_config of method ngram: set it too",
+                "draft_from is read only with speculative_config of method ngram: take that, or leave"
+                " draft_from out",
                 param="draft_from",
             )
 

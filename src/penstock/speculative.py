@@ -48,7 +48,7 @@ class SpeculativeConfig:
         known = ["method", *METHODS[method]]
         if strange := sorted(given.keys() - set(known)):
             others = {field.name for field in fields(cls)}
-            why = f"is none of method {method}" if strange[0] in others else "is not known"
+            why = f"is no key of method {method}" if strange[0] in others else "is not known"
             raise _refused(f"key {_shown(strange[0])} {why}: take {', '.join(known)}")
         made = cls(**given)
         made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)

@@ -7,16 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draft_models import DRAFTERS, VOCABULARY, Drafted, make_drafted, make_mtp_model
 from draft_requests import open_llm, params_of, prompts_of
 from equal_steps import count_as_equal
+from safetensors.torch import load_file, save_file
 from toy_proposer import Counts
 
 from penstock import SamplingParams
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.proposer import Drawn
+from penstock.schedule.step import Drafts, Int32
 
 pytestmark = pytest.mark.torch
 
@@ -31,6 +34,26 @@ ASKS: list[dict[str, Any]] = [
 ]
 TOKENS = 40
 NEAR = 1e-4  # scores closer than that may change places in the last digit
+
+
+class Pausing(Counts):
+    """Offers all drafts, with `pauses` in every other sixteen steps alone; counts what was right in
+    the others' first half."""
+
+    def __init__(self, most: int, pauses: bool) -> None:
+        self.most, self.pauses, self.step = most, pauses, 0
+        self.tried = self.right = 0
+
+    def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
+        self.step += 1
+        asleep = self.pauses and self.step // 16 % 2 == 1
+        self.proposes = 0 if self.pauses and (self.step + 1) // 16 % 2 == 1 else self.most
+        return super().offer(rows, lengths, 0 * most if asleep else most)
+
+    def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
+        if self.step // 16 % 2 == 0 and self.step % 16 < 8 and self.step > 16:
+            self.tried += int(np.count_nonzero(offered))
+            self.right += int(right.sum())
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)
@@ -165,6 +188,49 @@ def test_two_ranks_draft_the_same(
         assert llm._engine.scheduler.drafting.right.sum() > 0
 
 
+@pytest.mark.parametrize("most", [3, 8])
+def test_rows_that_end_where_the_context_does(
+    model: Drafted, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    count_as_equal(monkeypatch)
+    left = [64 - len(prompt) for prompt in PROMPTS[:3]]
+    asks = [
+        SamplingParams(temperature=0.5 * k, seed=k, ignore_eos=True, max_tokens=left[k])
+        for k in range(3)
+    ]
+    found = []
+    for more in ({}, model.config(most)):
+        with open_llm(model.folder, max_model_len=64, **more) as llm:
+            found.append(told(llm.generate(PROMPTS[:3], asks, use_tqdm=False)))
+    assert found[0] == found[1]
+    assert [len(ids) for ((ids, _),) in found[0]] == left
+
+
+def test_beside_prompts_that_are_scored(model: Drafted, monkeypatch: pytest.MonkeyPatch) -> None:
+    count_as_equal(monkeypatch)
+    asks = params_of([{"temperature": 0.0, "prompt_logprobs": 1}, {}, {"prompt_logprobs": 0}], 20)
+    found = []
+    for more in ({}, model.config()):
+        with open_llm(model.folder, max_num_batched_tokens=24, max_num_seqs=8, **more) as llm:
+            outs = llm.generate(PROMPTS[3:6], asks, use_tqdm=False)
+            scores = [next(iter(at.values())).logprob for at in outs[0].prompt_logprobs[1:]]
+            found.append((told(outs), pytest.approx(scores, abs=1e-4)))
+    assert found[0][0] == found[1][0] and found[0][1] == found[1][1].expected
+
+
+def test_rows_draft_well_after_a_pause(tmp_path: Path) -> None:
+    """The layer keeps up with rows that may draft soon."""
+    make_mtp_model(tmp_path, "glm4_moe")
+    right = []
+    for pauses in (False, True):
+        with open_llm(tmp_path, **mtp(), steps_ahead=0) as llm:
+            llm._engine.scheduler.drafting.drafter = drafter = Pausing(3, pauses)
+            asks = params_of([{"temperature": 0.0}] * 4, 60)
+            llm.generate(PROMPTS[:4], asks, use_tqdm=False)
+            right.append(drafter.right / drafter.tried)
+    assert right[1] > 0.7 * right[0] > 0
+
+
 def test_keys_and_values_in_eight_bits(model: Drafted, monkeypatch: pytest.MonkeyPatch) -> None:
     count_as_equal(monkeypatch)
     found = []
@@ -174,7 +240,16 @@ def test_keys_and_values_in_eight_bits(model: Drafted, monkeypatch: pytest.Monke
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_without_the_layer_is_refused(tmp_path: Path) -> None:
+def test_weights_without_the_layer_are_refused(tmp_path: Path) -> None:
+    make_mtp_model(tmp_path, "glm4_moe")
+    path = tmp_path / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if not n.startswith("model.layers.2.")}
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match="have none: take weights that have it, or start the eng"):
+        open_llm(tmp_path, **mtp())
+
+
+def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
     from engine_model import make_folder
 
     with pytest.raises(UsageError, match="none is served of a LlamaForCausalLM") as caught:
@@ -187,11 +262,11 @@ def test_a_checkpoint_without_the_layer_is_refused(tmp_path: Path) -> None:
     [
         (
             {"method": "mtp", "prompt_lookup_max": 3},
-            "key 'prompt_lookup_max' is none of method mtp: take method, num",
+            "key 'prompt_lookup_max' is no key of method mtp: take method, num",
         ),
         ({"method": "mtp", "num_speculative_tokens": 9}, "must be a number between 1 and 8, not 9"),
         ({"method": "eagle3"}, "method eagle3 needs model, a drafter's folder or hub id"),
-        ({"method": "ngram", "model": "x"}, "key 'model' is none of method ngram"),
+        ({"method": "ngram", "model": "x"}, "key 'model' is no key of method ngram"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:

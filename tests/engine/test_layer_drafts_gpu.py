@@ -1,5 +1,5 @@
-"""Drafts by the model's own layer on a GPU, by graphs and by launches: the tokens are those without
-them, and a layer that knows the model is always right."""
+"""Drafts by a layer that reads the model's hidden states on a GPU, by graphs and by launches: the
+tokens are those without them, and a layer that knows the model is always right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_models import WIDE, make_mtp_model
+from draft_models import WIDE, make_drafted, make_mtp_model
 from equal_steps import count_as_equal
 
 from penstock import LLM, SamplingParams
@@ -22,14 +22,17 @@ def config(most: int) -> dict[str, Any]:
     return {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
 
 
-@pytest.mark.parametrize("kind", WIDE)
+EAGLE = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize("kind", [*WIDE, "eagle3 llama", "eagle3 qwen3"])
 @pytest.mark.parametrize("ahead, most", [(0, 3), (2, 3), (1, 1)])
 def test_the_tokens_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ahead: int, most: int
 ) -> None:
     """Steps count as equally long, so that rows draft whatever the GPU's pace."""
     count_as_equal(monkeypatch)
-    make_mtp_model(tmp_path, kind, sizes=WIDE[kind])
+    made = make_drafted(tmp_path, kind, WIDE.get(kind, EAGLE))
     asks = [
         SamplingParams(
             temperature=k % 3 * 0.5,
@@ -43,7 +46,7 @@ def test_the_tokens_are_the_same(
         for k in range(len(PROMPTS))
     ]
     told = []
-    for more in ({}, config(most)):
+    for more in ({}, made.config(most)):
         with LLM(str(tmp_path), steps_ahead=ahead, **KNOBS, **more) as llm:
             outs = llm.generate(PROMPTS, asks, use_tqdm=False)
             lone = llm.generate(PROMPTS[:1], asks[1:2], use_tqdm=False)

@@ -168,7 +168,7 @@ def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
     rows = [host.row(i, [8 + i], 40, ask) for i, ask in enumerate(asks)]
     for step in range(3):
         plan = host.plan(rows, **({"joins": rows} if step == 0 else {}))
-        plan.proposes = True
+        plan.proposes = 2
         if step:
             plan.drafts = Drafts(np.array([0, 2, 2 + step, 2 + step], np.int32), None)
         told.append(runner.launch(plan).fetch().tokens.tolist())

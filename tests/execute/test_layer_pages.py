@@ -91,7 +91,7 @@ def test_memory_behind_windows_is_free_in_real_ones(
     assert open_token_bytes(model.paged_forms, pages) == pytest.approx(open_times * plain, rel=0.01)
     assert plain / (pages.page_bytes / 16) == pytest.approx(far_part, rel=0.01)
     check_bytes(model, pages)
-    narrow = narrowest(model.paged_forms, "fp8")
+    narrow = narrowest(model, "fp8")
     halves = tuple(
         PagePlace(place.storage, place.first // 2, place.bytes // 2) for place in pages.place
     )

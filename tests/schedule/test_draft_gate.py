@@ -53,7 +53,8 @@ def drive(made: DraftGate, rows: Int32, right: Callable[[Int32], Int32], steps: 
     for _ in range(steps):
         counts = np.array(offered(made, rows), np.int32)
         told.append(int(counts.sum()))
-        made.settled(rows, counts, right(counts))
+        if counts.any():
+            made.settled(rows, counts, right(counts))
     return told
 
 
@@ -79,7 +80,8 @@ def paid(chances: np.ndarray, tokens: int, fixed: int | None = None) -> tuple[fl
             right += (
                 (counts > place) & (right == place) & (random.random(rows.size) < chances[rows])
             )
-        made.settled(rows, counts, right)
+        if counts.any():
+            made.settled(rows, counts, right)
         spent += float(np.interp(rows.size + counts.sum(), SIZES, MEASURED))
         left[rows] -= 1 + right
         step += 1
@@ -173,6 +175,31 @@ def test_a_row_that_is_right_again_drafts_again() -> None:
     drive(made, row, lambda counts: 0 * counts, 200)
     told = drive(made, row, lambda counts: counts, 2 * LONGEST_PAUSE)
     assert told[-1] == MOST and sum(told) > LONGEST_PAUSE
+
+
+def test_steps_launched_before_a_pause_do_not_lengthen_it() -> None:
+    """Steps are read two steps late."""
+    made, _ = gate(flat)
+    row, late = np.zeros(1, np.int32), list[np.ndarray]()
+    tries = list[int]()
+    for step in range(80):
+        counts = np.array(offered(made, row), np.int32)
+        if counts.any():
+            tries.append(step)
+        late.append(counts)
+        if len(late) > 2 and (read := late[-3]).any():
+            made.settled(row, read, 0 * read)
+    pauses = np.diff(tries)[np.diff(tries) > FIRST_PAUSE // 2]
+    assert FIRST_PAUSE <= pauses[0] < FIRST_PAUSE + 4
+
+
+def test_a_lone_row_that_was_wrong_tries_again() -> None:
+    """At a cost at which a share below a fifth does not pay."""
+    made, _ = gate(lambda queries: np.interp(queries, SIZES, MEASURED))
+    row = np.zeros(1, np.int32)
+    drive(made, row, lambda counts: 0 * counts, 10)
+    told = drive(made, row, lambda counts: counts, 200)
+    assert told[-1] == MOST
 
 
 def test_another_sample_in_a_row_begins_anew() -> None:

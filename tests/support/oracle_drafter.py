@@ -18,7 +18,7 @@ class Oracle:
         self.told = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in alone}
 
     most, most_rows = MAX_DRAFTS, 1 << 30
-    proposes = False
+    proposes, follows = 0, False
 
     def pause(self) -> None:
         """Never needed: it has drafts for any number of rows."""

@@ -55,7 +55,7 @@ class Guesser:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
     most, most_rows = MAX_DRAFTS, 1 << 30
-    proposes = False
+    proposes, follows = 0, False
 
     def pause(self) -> None:
         """Never needed: it has drafts for any number of rows."""

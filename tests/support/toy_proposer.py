@@ -18,7 +18,7 @@ from penstock.schedule.step import Drafts, Int32
 class Repeats:
     """Guesses that a row goes on as it went `period` tokens before."""
 
-    reads_chunks = False
+    follows = False
 
     def __init__(self, step: DeviceStep, period: int) -> None:
         self.rows, self.staging, self.period = step.rows, step.staging, period
@@ -49,7 +49,7 @@ class Counts:
     """Offers as many drafts as there may be."""
 
     most, most_rows = MAX_DRAFTS, 1 << 30
-    proposes = True
+    proposes, follows = MAX_DRAFTS, True
 
     def pause(self) -> None:
         """Never needed: it has drafts for any number of rows."""

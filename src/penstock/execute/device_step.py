@@ -141,7 +141,8 @@ class DeviceStep:
         )
         if not asking:
             captured.capture_later(sizes)
-        for tokens in CHUNK_GRAPHS:
+        # where a proposer reads the hidden states of chunks, steps with chunks have no graphs
+        for tokens in () if self.draw.follows else CHUNK_GRAPHS:
             captured.capture_beside(1, tokens, False, launches.forward_few(1, tokens, False))
         return {
             "sizes": sorted(captured.by_size),

@@ -56,8 +56,8 @@ class Graphs:
         self.by_size: dict[int, Captured] = {}
         # (rows, tokens, True with prefix groups) -> forward of rows and prompt chunks
         self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
-        # (queries, rows) -> a proposer's launches
-        self._drafts: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        # name, queries or rows, drafts -> a proposer's launches
+        self._drafts: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
         # kinds of steps without a graph that ran once
         self._met: set[tuple[int | str, ...]] = set()
         self._full = False
@@ -156,13 +156,14 @@ class Graphs:
         return self.beside.get((rows, tokens, grouped))
 
     def drafts(
-        self, size: int, rows: int, launch: Callable[[], None]
+        self, name: str, size: int, most: int, launch: Callable[[], None]
     ) -> torch.cuda.CUDAGraph | None:
-        """Returns the graph of what a proposer launches after a step of `size` queries of `rows`
-        rows; captures it first if it is to have one. None: launch the kernels one by one."""
-        if (size, rows) not in self._drafts and self._comes_again(size, "drafts", rows):
-            self._drafts[size, rows] = self._one(launch)
-        return self._drafts.get((size, rows))
+        """Returns the graph of a proposer's launches `name` for so many queries or rows and drafts;
+        captures it first if it is to have one. None: launch the kernels one by one."""
+        kind = name, size, most
+        if kind not in self._drafts and self._comes_again(size, name, most):
+            self._drafts[kind] = self._one(launch)
+        return self._drafts.get(kind)
 
     def _comes_again(self, size: int, *kind: int | str) -> bool:
         """Returns True if a step is to be captured now: the same kind ran before, or its size is

@@ -15,7 +15,6 @@ says why scales are powers of two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,8 +80,9 @@ def fit_kv(
         return
     paged = with_pages(model)
     if asked == "bfloat16":
-        for keeper, form in zip(paged, narrowest(model.paged_forms, asked), strict=True):
-            keeper.form = form
+        for keeper in paged:
+            assert isinstance(keeper.form, KvForm | LatentForm)
+            keeper.form = keeper.form.plain(torch.bfloat16)
         return
     check_eight_bits(model.device, ops)
     for keeper, layer in zip(paged, look_at_kv(model, ops, sample, given), strict=True):
@@ -115,25 +115,34 @@ def fit_states(model: Decoder, asked: StateDtype, drafts: int = 0) -> None:
 
 
 def with_pages(model: Decoder) -> list[Keeper]:
-    """Returns the layers that store keys and values of their own, in order."""
-    return [keeper for keeper in model.owners if not is_recurrent(keeper)]
+    """Returns the model's layers that store keys and values of their own, in order, without a
+    drafter's, which stay in the model's dtype."""
+    return [
+        keeper for keeper in model.owners if not is_recurrent(keeper) and not _drafts(model, keeper)
+    ]
 
 
-def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
-    """Returns the smallest storage formats that `fit_kv` may choose for layers: if 8 bits are
-    requested, all keys and values in 8 bits. Their scales are ones."""
+def _drafts(model: Decoder, keeper: Keeper) -> bool:
+    return model.drafter is not None and any(keeper is each for each in model.drafter.keeps())
+
+
+def narrowest(model: Decoder, asked: KvCacheDtype) -> list[PagedForm]:
+    """Returns the smallest storage formats that `fit_kv` may choose for a model's layers, and those
+    of its drafter: if 8 bits are requested, all keys and values of the model in 8 bits. Their scales
+    are ones."""
     if asked == "auto":
-        return [*forms]
+        return model.paged_forms
+    count, found = len(with_pages(model)), list[PagedForm]()
+    own, rest = model.paged_forms[:count], model.paged_forms[count:]
     if asked == "bfloat16":
-        return [form.plain(torch.bfloat16) for form in forms]
-    found = list[PagedForm]()
-    for form in forms:
+        return [form.plain(torch.bfloat16) for form in own] + rest
+    for form in own:
         if isinstance(form, LatentForm):
             found.append(replace(form, scale=torch.ones(1)))
         else:
             assert isinstance(form, KvForm)
             found.append(replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)))
-    return found
+    return found + rest
 
 
 def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
@@ -188,13 +197,7 @@ def look_at_kv(
     look = _Look(ops, layers, given or [None] * len(layers), blocks)
     inputs = whole_prompts(prompts, tokens, blocks.view(prompts, each))
     looking = replace(ops, attention=look.attention, latent_attention=look.latent_attention)
-    ids = sample.to(model.device).flatten()
-    model.hand_out_for_drafts(ids.shape[0])
-    hidden = model.forward(ids, inputs, cache.layers, looking)
-    if model.drafter is not None:
-        # the token after a prompt's last one is any
-        begin = model.drafting_from(hidden, looking)
-        model.predict(ids.roll(-1), begin, inputs, cache.layers, looking)
+    model.forward(sample.to(model.device).flatten(), inputs, cache.layers, looking)
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
             raise CheckpointError(

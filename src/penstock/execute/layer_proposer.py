@@ -1,4 +1,5 @@
-"""LayerProposer: drafts by the model's own layer for multi-token prediction (layers/mtp_layer.py).
+"""LayerProposer: drafts by a layer (layers/draft_layer.py) that reads the model's hidden states, its
+own or an EAGLE-3 drafter's.
 
 The layer's K and V of position p are made from the hidden state at p and the token at p + 1, and
 lie at p's KV slot, so that blocks, forks and the prefix cache carry them like the model's. After a
@@ -8,10 +9,11 @@ step's draw:
               tokens drawn after them. A row's last right query gives its first draft
     chain     it runs on each row's newest draft, at the next position, for a further one
 
-What wrong drafts leave behind the row's length is overwritten. Steps in which nothing is drafted
-skip rows, whose later drafts are the worse for it, never the tokens. A draft is drawn with the
-noise that the model's own draw at that position will have. Knows a model, rows and a step on the
-device; no plans, no host.
+Each is a CUDA graph in steps without prompt chunks. What wrong drafts leave behind the row's length
+is overwritten. Where no row may draft soon, `follow` is left out: later drafts are the worse for it,
+never the tokens. So they are at the end of a cached prefix, whose last K and V are of the token that
+followed it first. A draft is drawn with the noise that the model's own draw at that position will
+have. Knows a model, rows and a step on the device; no plans, no host.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from penstock.models.decoder import Decoder
 class LayerProposer:
     """A Proposer. most: drafts of a row."""
 
-    reads_chunks = True
+    follows = True
 
     def __init__(
         self,
@@ -48,43 +50,42 @@ class LayerProposer:
         most: int,
     ) -> None:
         self._model, self._rows, self._kv, self._staging = model, rows, kv, staging
-        self._launches, self._most = launches, most
-        self._dead = rows.length.shape[0] - 1
+        self._launches, self._most, device = launches, most, rows.device
+        self._dead, capacity = rows.length.shape[0] - 1, staging.rows.shape[0]
         # position of each row's query, as the kernel of a single row reads it
         self._position = torch.zeros_like(rows.length)
+        # what `_follow` leaves for `_chain`, at fixed addresses for graphs: for each row of the step
+        # (the dead row where there is none) the layer's outputs at its last right query
+        self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
+        size = (capacity, model.config.hidden_size)
+        self._normed, self._stream = (
+            torch.zeros(size, dtype=model.dtype, device=device) for _ in range(2)
+        )
 
     def launch(self, drawn: Drawn) -> None:
         """Launches the layer on the step's tokens, and the drafts of its rows; see Proposer."""
-        size, graphs = drawn.size, self._launches.graphs
-        count = min(self._launches.size_of(drawn.rows), size) if drawn.proposes else 0
-        launch = partial(self._launch, size, count, drawn.hidden, drawn.chunks)
+        size, graphs, chunks = drawn.size, self._launches.graphs, drawn.chunks
+        follow = partial(self._follow, size, drawn.hidden, chunks)
         graph = None
-        if graphs is not None and drawn.hidden is graphs.hidden and drawn.chunks is None:
-            graph = graphs.drafts(size, count, launch)
-        launch() if graph is None else graph.replay()
+        if graphs is not None and drawn.hidden is graphs.hidden and chunks is None:
+            graph = graphs.drafts("follow", size, 0, follow)
+        follow() if graph is None else graph.replay()
+        if not drawn.proposes or not drawn.rows:
+            return
+        count, most = min(self._launches.size_of(drawn.rows), size), min(drawn.proposes, self._most)
+        chain = partial(self._chain, count, most)
+        graph = None if graphs is None else graphs.drafts("chain", count, most, chain)
+        chain() if graph is None else graph.replay()
 
     def warm(self, sizes: Sequence[int]) -> None:
         """Compiles the layer's kernels for steps of so many queries, all of the dead row."""
-        config = self._model.config
-        self._staging.rows.fill_(self._dead)
+        width, device = self._model.config.hidden_size, self._rows.device
         for size in sizes:
-            hidden = torch.zeros(
-                (size, config.hidden_size), dtype=self._model.dtype, device=self._rows.device
-            )
-            self.launch(Drawn(size, size, hidden, None, True))
+            hidden = torch.zeros((size, width), dtype=self._model.dtype, device=device)
+            self.launch(Drawn(size, size, hidden, None, self._most))
 
-    def _launch(self, size: int, count: int, hidden: Tensor, chunks: StagedChunks | None) -> None:
-        """Runs the layer on a step's tokens, and drafts for the rows of its queries. size: number of
-        queries. count: the most rows of them, padded; 0: nothing is drafted."""
-        outputs = self._follow(size, hidden, chunks)
-        if count:
-            self._chain(size, count, outputs)
-
-    def _follow(
-        self, size: int, hidden: Tensor, chunks: StagedChunks | None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs the layer on a step's tokens. Returns Decoder.predict's results for the `size`
-        queries [size, d]."""
+    def _follow(self, size: int, hidden: Tensor, chunks: StagedChunks | None) -> None:
+        """Runs the layer on a step's tokens; `size` of them are queries."""
         columns, tokens = self._launches.columns, size
         after = self._launches.sampler.sampled_ids[:size]
         if chunks is not None:
@@ -108,47 +109,53 @@ class LayerProposer:
             inputs,
             self._kv.layers,
         )
-        return normed[:size], stream[:size]
+        if size:
+            at = self._heads(size)
+            torch.index_select(normed, 0, at, out=self._normed[:size])
+            torch.index_select(stream, 0, at, out=self._stream[:size])
 
-    def _chain(self, size: int, count: int, hidden: tuple[Tensor, Tensor]) -> None:
-        """Writes the drafts of the rows of `size` queries. count: as in `_launch`. hidden: of the
-        queries, from `_follow`."""
-        rows, model = self._rows, self._model
-        ids, at = self._heads(size, count)
-        normed, stream = (each.index_select(0, at) for each in hidden)
+    def _chain(self, count: int, most: int) -> None:
+        """Writes `most` drafts of each of the first `count` rows that `_follow` left."""
+        rows, ids = self._rows, self._ids[:count]
+        where = ids.to(torch.int64)
+        normed, stream = self._normed[:count], self._stream[:count]
         position = rows.length.index_select(0, ids).to(torch.int64)
-        for number in range(self._most):
-            drafts = self._launches.sampler.guess(ids, position, normed)
-            rows.drafts[:, number].index_copy_(0, ids.to(torch.int64), drafts)
-            if number + 1 == self._most:
+        for number in range(most):
+            # the layer's scores may be no numbers: a draft is a token all the same
+            drafts = self._launches.sampler.guess(ids, position, normed).clamp(min=0)
+            rows.drafts[:, number].index_copy_(0, where, drafts)
+            if number + 1 == most:
                 return
+            # past the end nothing is stored, and no draft is used
+            last = position.clamp(max=rows.max_model_len - 1)
             inputs = StepInputs(
-                position, self._slots(ids, position), count, self._decode(ids, position), None
+                last, self._slots(where, position), count, self._decode(ids, last), None
             )
-            normed, stream = model.predict(
-                drafts.clamp(min=0).to(torch.int64), stream, inputs, self._kv.layers
+            normed, stream = self._model.predict(
+                drafts.to(torch.int64), stream, inputs, self._kv.layers
             )
             position = position + 1
 
-    def _heads(self, size: int, count: int) -> tuple[Tensor, Tensor]:
-        """Returns rows [count] int32 and the index of the last right query of each, [count] int64.
-        Rows that have ended, and padding, are the dead row."""
+    def _heads(self, size: int) -> Tensor:
+        """Sets the first `size` of `_ids` to the rows of the step, and returns the index of the last
+        right query of each, [size] int64. Rows that have ended, and padding, are the dead row."""
         rows, row_ids = self._rows, self._staging.rows[:size]
         ends = rows.length.index_select(0, row_ids) == self._launches.columns.positions[:size] + 1
         ends &= rows.done.index_select(0, row_ids) == 0
-        place = torch.where(ends, ends.cumsum(0) - 1, count)
-        numbers = torch.arange(size, device=row_ids.device)
-        at = torch.zeros(count + 1, dtype=torch.int64, device=row_ids.device)
-        ids = torch.full((count + 1,), self._dead, dtype=torch.int32, device=row_ids.device)
-        at.scatter_(0, place, numbers)
+        place = torch.where(ends, ends.cumsum(0) - 1, size)
+        at = torch.zeros(size + 1, dtype=torch.int64, device=row_ids.device)
+        ids = torch.full((size + 1,), self._dead, dtype=torch.int32, device=row_ids.device)
+        at.scatter_(0, place, torch.arange(size, device=row_ids.device))
         ids.scatter_(0, place, row_ids)
-        return ids[:count], at[:count]
+        self._ids[:size].copy_(ids[:size])
+        return at[:size]
 
-    def _slots(self, ids: Tensor, position: Tensor) -> Tensor:
-        """Returns the KV slot of each row's position, [n] int64; the dump's where it has no block."""
+    def _slots(self, where: Tensor, position: Tensor) -> Tensor:
+        """Returns the KV slot of each row's position, [n] int64; the dump's where it has no block.
+        where: rows, [n] int64."""
         table = self._rows.block_table
         number = (position // BLOCK_SIZE).clamp(max=table.shape[1] - 1)
-        block = table[ids.to(torch.int64), number].to(torch.int64)
+        block = table[where, number].to(torch.int64)
         there = (block != SCRATCH_BLOCK) & (position < self._rows.max_model_len)
         block = torch.where(there, block, self._kv.dump_block)
         return block * BLOCK_SIZE + position % BLOCK_SIZE

@@ -19,7 +19,7 @@ class NgramProposer:
     """A Proposer. staging: holds the rows of a step's queries. slot_token: [blocks, 16] int32, the
     tokens stored at each KV slot."""
 
-    reads_chunks = False
+    follows = False
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Drawn:
     rows: int  # number of rows with queries, without padding
     hidden: Tensor  # [T or more, d] of the step's tokens; without chunks [S or more, d]
     chunks: StagedChunks | None  # prompt chunks of the step
-    proposes: bool  # True: drafts of the rows are wanted
+    proposes: int  # most drafts of a row that are wanted; 0: none
 
 
 class Proposer(Protocol):
@@ -31,8 +31,9 @@ class Proposer(Protocol):
     step."""
 
     @property
-    def reads_chunks(self) -> bool:
-        """True if `launch` is called for every step with prompt chunks, with their hidden states."""
+    def follows(self) -> bool:
+        """True if it keeps K and V of its own: then `launch` is called for every step with prompt
+        chunks or with StepPlan.follows, with the hidden states of all tokens."""
 
     def launch(self, drawn: Drawn) -> None:
         """Launches kernels that write rows.drafts of the step's rows: guesses of the tokens at

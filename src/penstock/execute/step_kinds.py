@@ -50,6 +50,11 @@ class StepDraw:
         self._compiled = compiled
         self.proposer: Proposer | None = None  # makes drafts after each draw; None: no drafts
 
+    @property
+    def follows(self) -> bool:
+        """True if a proposer reads the hidden states of all tokens."""
+        return self.proposer is not None and self.proposer.follows
+
     def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
         """Launches the draw. hidden [tokens, d]: the forward's result. forces: some queries have
         forced tokens."""
@@ -68,7 +73,7 @@ class StepDraw:
         plan, proposer = staged.plan, self.proposer
         if proposer is None:
             assert not plan.proposes, "a plan proposes where nothing drafts"
-        elif plan.proposes or (proposer.reads_chunks and staged.chunks is not None):
+        elif plan.proposes or (proposer.follows and (plan.follows or staged.chunks is not None)):
             proposer.launch(
                 Drawn(staged.sizes.rows, plan.rows.size, hidden, staged.chunks, plan.proposes)
             )
@@ -143,7 +148,10 @@ class Decode:
     def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
         """Returns the graph of forward and plain draw in one, if this step has one."""
         graphs = self._launches.graphs
-        if graphs is None or staged.groups or staged.plan.wants or staged.plan.proposes:
+        plan = staged.plan
+        if graphs is None or staged.groups or plan.wants or plan.proposes:
+            return None
+        if plan.follows and self._draw.follows:
             return None
         return graphs.whole(staged.sizes.rows)
 
@@ -171,8 +179,7 @@ class Beside:
         chunks, few = staged.chunks.inputs, launches.few_chunks
         embeds, states = staged.chunks.embeds, staged.chunks.states
         # a graph's forward returns the hidden states of rows alone
-        follows = self._draw.proposer is not None and self._draw.proposer.reads_chunks
-        scored = plan.chunks.scored or follows
+        scored = plan.chunks.scored or self._draw.follows
         fits = (
             sizes.few
             and chunks.context.shape == few.context.shape

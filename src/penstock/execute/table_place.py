@@ -48,7 +48,7 @@ def table_in_host(shape: Decoder, config: Config, device: torch.device) -> bool:
 def least_bytes(shape: Decoder, config: Config) -> int:
     """Returns the least bytes of a model: weights, including the table, and the state of one
     sequence of full length, or of kv_cache_tokens if more."""
-    forms, longest = narrowest(shape.paged_forms, config.model.kv_cache_dtype), shape.positions
+    forms, longest = narrowest(shape, config.model.kv_cache_dtype), shape.positions
     token = open_token_bytes(forms, pages_of(shape, longest, forms))
     tokens = max(longest, config.memory.kv_cache_tokens or 0)
     return shape.weights_bytes + shape.rope_bytes + tokens * token + shape.slot_bytes

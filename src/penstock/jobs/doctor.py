@@ -204,7 +204,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     ops = choose(device, dtype, config.schedule.kernels)
     fit_states(decoder, config.model.mamba_ssm_cache_dtype, limits.state_drafts)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, stored, device, ops)
-    forms = narrowest(decoder.paged_forms, kv_dtype)
+    forms = narrowest(decoder, kv_dtype)
     token, wider = (
         token_bytes(forms),
         "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8"),

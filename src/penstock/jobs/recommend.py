@@ -55,7 +55,7 @@ def bytes_a_rank(
         except UsageError:
             continue  # heads, groups or sizes cannot be divided by this number
         fit_states(share, config.model.mamba_ssm_cache_dtype)
-        forms = narrowest(share.paged_forms, config.model.kv_cache_dtype)
+        forms = narrowest(share, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length, forms))
         weights, state = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes
         beside = asked == "host" or (asked == "auto" and weights + state > room)

@@ -6,7 +6,6 @@ from typing import Literal
 
 import torch
 
-from penstock.errors import UsageError
 from penstock.layers.maker import Maker
 from penstock.models.decoder import Decoder
 from penstock.models.eagle3 import EagleConfig, make_eagle3
@@ -33,14 +32,7 @@ def build_model(
     tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
     scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
     drafter: layer that drafts tokens, the model's own ("mtp") or another; None: no layer. On torch's
-    meta device no memory is allocated. Raises UsageError if no such layer of this model is served.
-    """
-    if drafter == "mtp" and not config.mtp:
-        raise UsageError(
-            f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and none is"
-            f" served of a {config.architecture} with this config.json: take method 'ngram'",
-            param="speculative_config",
-        )
+    meta device no memory is allocated."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
     make = Maker(

@@ -63,7 +63,7 @@ class ModelSizes:
         attending = Counter[tuple[int | None, int, int, LatentSizes | None]]()
         # parameters of latent attention's `up`, which the blocks' `matrices` leave out
         made = 0
-        for keeper in (keeper for each in model.keepers for keeper in each):
+        for keeper in (keeper for block in model.blocks for keeper in block.keeps()):
             if (kind := keeper.kind) is not None:
                 form = (keeper.source or keeper).form
                 assert not hasattr(form, "slot_bytes"), "what attends is stored by the token"

@@ -130,12 +130,8 @@ def _fp8(told: QuantKeys) -> StoredQuantization:
         )
     told.skip("scale_fmt")  # describes activations only
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    # DeepSeek leaves routers unquantized without listing them
-    ignored = (
-        *ignored,
-        "lm_head",
-        "gate",
-    )
+    # DeepSeek leaves routers and its mtp layer's join unquantized without listing them
+    ignored = (*ignored, "lm_head", "gate", "eh_proj")
     return StoredQuantization("fp8", (Targets(("Linear",), form),), ignored, by_part=True)
 
 

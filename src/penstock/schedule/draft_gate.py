@@ -53,7 +53,7 @@ class DraftGate:
     most_rows = MOST_ROWS
 
     def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
-        self.proposes = False
+        self.proposes, self.follows = 0, False
         self._columns, self.most, self._seconds = columns, most, seconds
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
         # newest drafts of each row: those that were right, and those that were tried. A draft behind
@@ -61,38 +61,40 @@ class DraftGate:
         self._right, self._tried = np.zeros((2, columns.count))
         # steps with wrong drafts alone since the last right one; length and rest of the row's pause
         self._wrong, self._pause, self._left = np.zeros((3, columns.count), np.int32)
-        # True if the device drafted after the row's last step
-        self._drafted = np.zeros(columns.count, np.bool_)
+        # drafts that the device made after the row's last step
+        self._drafted = np.zeros(columns.count, np.int32)
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
-        """Returns the number of drafts of each row in this step, and sets `proposes`: True if the
-        device should draft after it."""
+        """Returns the number of drafts of each row in this step, and sets `proposes` and `follows`
+        for what the device does after it."""
         self._meet(rows)
+        self._right[rows] *= FADE
+        self._tried[rows] *= FADE
         asleep: Bool = self._left[rows] > 0
         self._left[rows[asleep]] -= 1
         # rows with a constraint get the tokens that their grammar forces
         awake = ~asleep & ~self._columns.constrained.take(rows)
         wanted = self._chosen(rows, np.where(awake, self.most, 0))
-        self.proposes = bool(wanted.any())
-        counts = np.minimum(wanted, most) * self._drafted[rows]
+        self.proposes, self.follows = int(wanted.max(initial=0)), bool(awake.any())
+        counts = np.minimum(np.minimum(wanted, most), self._drafted[rows])
         self._drafted[rows] = self.proposes
         return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
 
     def pause(self) -> None:
         """Notes a step of more rows than MOST_ROWS, after which the device drafts nothing."""
-        self.proposes = False
-        self._drafted[:] = False
+        self.proposes, self.follows = 0, False
+        self._drafted[:] = 0
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
-        self._right[rows] *= FADE
-        self._tried[rows] *= FADE
         at = offered > 0
         rows, offered, right = rows[at], offered[at], right[at]
         self._right[rows] += right
         self._tried[rows] += right + (right < offered)
         self._wrong[rows] = wrong = np.where(right > 0, 0, self._wrong[rows] + 1)
-        tired = (wrong >= MOST_WRONG) & (self._shares(rows) < LEAST_SHARE)
+        # steps launched before a pause are read in it
+        tired = (wrong >= MOST_WRONG) & (self._left[rows] == 0)
+        tired &= self._shares(rows) < LEAST_SHARE
         pause = self._pause[rows]
         self._left[rows[tired]] = pause[tired]
         self._wrong[rows[tired]] = MOST_WRONG // 2  # it tries fewer times after the pause
@@ -125,7 +127,7 @@ class DraftGate:
         self._order[new] = self._columns.order[new]
         self._right[new], self._tried[new] = 0.0, 0.0
         self._wrong[new], self._pause[new], self._left[new] = 0, FIRST_PAUSE, 0
-        self._drafted[new] = False
+        self._drafted[new] = 0
 
     def _chosen(self, rows: Int32, most: Int32) -> Int32:
         """Returns the drafts of each row with which the step is expected to give the most tokens

@@ -42,8 +42,9 @@ class Drafting:
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
         self.in_flight = 0  # steps with drafts that are launched and not read
-        # True if the device should draft after the step that was offered drafts last
-        self.proposes = False
+        # of the step that was offered drafts last: most drafts of a row that the device makes after
+        # it, and whether a draft layer keeps up with its rows
+        self.proposes, self.follows = 0, False
         # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
         # row's drafts those that were right
         self.counts = {"drafts": 0, "tokens": 0}
@@ -61,7 +62,7 @@ class Drafting:
         A row gets no more drafts than its last block has room for, and the step no more queries
         than it may have.
         """
-        self.proposes = False
+        self.proposes, self.follows = 0, False
         if not rows.size or not self.may:
             return None
         if self.drafter is not None and rows.size > self.drafter.most_rows:
@@ -82,7 +83,7 @@ class Drafting:
             most = np.where(guided, 0, np.minimum(most, self.drafter.most))
             most = _within(most, room - int(drafts.start[-1]))
             own = self.drafter.offer(rows, lengths, most)
-            self.proposes = self.drafter.proposes
+            self.proposes, self.follows = self.drafter.proposes, self.drafter.follows
             self.counts["drafts"] += int(np.count_nonzero(own.counts))
             self.counts["tokens"] += int(own.start[-1])
             drafts = _joined(drafts, own)

@@ -306,6 +306,7 @@ class Scheduler:
             drafts=drafts,
             texts=self.drafting.fresh_texts(),
             proposes=self.drafting.proposes,
+            follows=self.drafting.follows,
             masks=self.mask_slots.masks(),
             draws_late=draws_late,
             clears=self._clears,

@@ -241,7 +241,10 @@ class StepPlan:
     # True if rows have constraints: no token is drawn until Runner.draw is called
     draws_late: bool = False
     texts: Texts | None = None
-    proposes: bool = False  # True: after the draw the device drafts the rows' next tokens
+    proposes: int = 0  # most next tokens of a row that the device drafts after the draw
+    follows: bool = (
+        False  # True: rows may draft soon, and a draft layer keeps K and V of their tokens
+    )
     clears: bool = (
         False  # clear blocks when giving them out, since some row's logits were not finite
     )
@@ -326,8 +329,13 @@ class Drafter(Protocol):
         """Notes a step of more rows, for which `offer` is not called."""
 
     @property
-    def proposes(self) -> bool:
-        """Returns True if the device should draft after the step that was offered drafts last."""
+    def proposes(self) -> int:
+        """Returns the most drafts of a row that the device should make after the step that was
+        offered drafts last."""
+
+    @property
+    def follows(self) -> bool:
+        """Returns True if rows of that step may draft soon."""
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: the numbers of drafts of each of S rows, and of those that

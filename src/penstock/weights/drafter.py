@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from penstock.config import Config, LoadFormat
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UsageError
 from penstock.layers.eagle_layer import EagleLayer
 from penstock.models.build_model import DrafterConfig
 from penstock.models.decoder import Decoder
@@ -23,11 +23,18 @@ TABLE, MAP = "embed_tokens.weight", "d2t"  # names of its embedding and of its m
 
 def drafter_of(config: Config, model: ModelConfig) -> DrafterConfig | None:
     """Returns the layer that drafts for a model, as `speculative_config` asks; None: no layer does.
-    Raises CheckpointError for a drafter of another model."""
+    Raises UsageError if no such layer of this model is served, CheckpointError for a drafter of
+    another model."""
     asked = config.speculative
     if asked is None or asked.method == "ngram":
         return None
     if asked.model is None:
+        if not model.mtp:
+            raise UsageError(
+                "speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and none"
+                f" is served of a {model.architecture} with this config.json: take method 'ngram'",
+                param="speculative_config",
+            )
         return "mtp"
     eagle = read_eagle3(adapter_folder(asked.model), model)
     if config.model.load_format == "dummy":

@@ -34,8 +34,9 @@ from penstock.weights.loaded_count import LoadedCount
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
-# Endings of an mtp layer's tensors that repeat the model's embedding and head.
-COPIED = (".shared_head.head.weight", ".embed_tokens.weight")
+# Parts of the names of an mtp layer's tensors that are taken as copies of the model's embedding and
+# head.
+COPIED = (".shared_head.head.", ".embed_tokens.")
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
 # Endings of tensor names that are skipped: rope frequencies of early Llama checkpoints, which the
 # config gives, and scales for an eight-bit KV cache.
@@ -61,10 +62,11 @@ def find_weights(
         if not ahead:
             raise UsageError(
                 f"speculative_config: method 'mtp' needs a layer that predicts tokens ahead, and the"
-                f" safetensors of {folder} have none: take a checkpoint with it, or method 'ngram'",
+                f" safetensors of {folder} have none: take weights that have it, or start the engine"
+                " with method 'ngram'",
                 param="speculative_config",
             )
-        ahead = {name for name in ahead if name.endswith(COPIED)}
+        ahead = {name for name in ahead if any(part in name for part in COPIED)}
     entries = {name: entry for name, entry in found.items() if name not in ahead}
     if told and ahead and not predicts:
         print(

@@ -110,6 +110,7 @@ def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> N
             "dtype": "float32",
             "max_num_seqs": 200,
             "speculative_config": {"prompt_lookup_min": 1},
+            "preempt_every": 2,
             "steps_ahead": 3,
         },
     ],

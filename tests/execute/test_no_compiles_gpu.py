@@ -38,6 +38,28 @@ LLAMA = {name: value for name, value in SHAPE.items() if name != "model_type"} |
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
 }
+BARE = {name: value for name, value in LLAMA.items() if name not in ("model_type", "architectures")}
+GLM = BARE | {
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+QWEN = BARE | {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}, "max_num_seqs": 20}
 KNOBS: dict[str, Any] = {
     "device": "cuda",
     "load_format": "dummy",
@@ -49,6 +71,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few rows": (LLAMA, {"max_num_seqs": 24, "max_model_len": 500}),
     "one row": (LLAMA, {"max_num_seqs": 1, "quantization": "fp8"}),
     "drafts": (LLAMA, {"speculative_config": {"prompt_lookup_min": 1}, "max_num_seqs": 20}),
+    "mtp": (GLM, MTP),
+    "mtp over states": (QWEN, MTP),
     "fp16": (SHAPE, {"dtype": "float16", "max_num_seqs": 600}),
     "eight bits": (LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": 3000}),
     "int4": (SHAPE, {"quantization": "int4", "max_num_seqs": 300, "prefix_groups": "always"}),

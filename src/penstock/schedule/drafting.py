@@ -108,8 +108,8 @@ class Drafting:
         """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
         others of its request. sample None: all of them are cancelled."""
         if self.texts is not None and sample is not None:
-            for row in live.living(self.rows, sample).tolist():
-                self.texts.ended(live, outputs.tokens_of(row))
+            for tokens in outputs.texts_of(live.living(self.rows, sample)):
+                self.texts.ended(live, tokens)
 
     def forget(self, live: RequestState) -> None:
         """Drops the texts of a request that is over."""
@@ -126,15 +126,22 @@ class Drafting:
         ended. Call it before their blocks are given back. Returns True if these were the last
         drafts in flight: from now on planned lengths are exact."""
         if self.texts is not None:
-            for row in read.ended.tolist():
-                live = groups[int(self.rows.group[row])].live
-                self.texts.ended(live, outputs.tokens_of(row))
+            self._keep_texts(read.ended, groups, outputs)
         if plan.drafts is None or read.right is None:
             return False
         self.in_flight -= 1
         if self.drafter is not None:
             self._settle(self.drafter, plan.rows, plan.drafts, read.right)
         return not self.in_flight
+
+    def _keep_texts(self, ended: Int32, groups: Groups, outputs: OutputProcessor) -> None:
+        """Keeps the texts of the samples in these rows, for the others of their requests."""
+        lives = [groups[group].live for group in self.rows.group[ended].tolist()]
+        kept = [n for n, live in enumerate(lives) if GroupTexts.keeps(live)]
+        if self.texts is not None and kept:
+            tokens = outputs.texts_of(ended[kept])
+            for n, own in zip(kept, tokens, strict=True):
+                self.texts.ended(lives[n], own)
 
     def _settle(self, drafter: Drafter, rows: Int32, drafts: Drafts, right: Int32) -> None:
         """Counts the drafter's drafts that were right."""

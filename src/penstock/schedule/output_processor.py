@@ -232,9 +232,13 @@ class OutputProcessor:
 
     def tokens_of(self, row: int) -> Int32:
         """Returns the output tokens of a row's sample, as far as steps are read."""
-        one = np.array([row])
-        _, slots = self._slots(one, self.rows.prompt[one], self.rows.read_length[one] + np.int32(1))
-        return self.slot_token.reshape(-1).take(slots)
+        return self.texts_of(np.array([row]))[0]
+
+    def texts_of(self, rows: Int32 | Int64) -> list[Int32]:
+        """Returns the output tokens of each row's sample, as far as steps are read."""
+        first, stop = self.rows.prompt[rows], self.rows.read_length[rows] + np.int32(1)
+        start, slots = self._slots(rows, first, stop)
+        return np.split(self.slot_token.reshape(-1).take(slots), start[1:-1])
 
     def scores_of(self, row: int) -> TokenScores:
         """Returns the logprobs of a row's tokens that have been read and not sent."""
@@ -249,14 +253,14 @@ class OutputProcessor:
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
         self.scores.put(self.rows.slots(np.repeat(rows, positions.size), positions), group.scored)
 
-    def _slots(self, rows: Int64, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
+    def _slots(self, rows: Int32 | Int64, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
         """Returns the start offsets [k + 1] and flat slots of output positions first[i] : stop[i]
         of rows[i]."""
         counts = stop - first
         start = np.zeros(rows.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
         positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
-        return start, self.rows.slots(np.repeat(rows, counts), positions)
+        return start, self.rows.slots(np.repeat(rows.astype(np.int64), counts), positions)
 
 
 def _having(traits: NDArray[np.uint8], trait: int) -> Int64:

@@ -4,6 +4,7 @@ model. Named as in vLLM."""
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -74,9 +75,17 @@ class SpeculativeConfig:
 
 
 def as_text(given: Any) -> Any:
-    """Returns a dict as the option's JSON, and any other value as it is. Raises UsageError."""
+    """Returns a dict as the option's JSON, and any other value as it is. A drafter's folder becomes
+    absolute, since other processes may run in other folders. Raises UsageError."""
     try:
-        return json.dumps(given) if isinstance(given, dict) else given
+        if isinstance(given, str) and '"model"' in given:
+            given = json.loads(given)
+        if not isinstance(given, dict):
+            return given
+        model = given.get("model")
+        if isinstance(model, str) and os.path.isdir(path := os.path.expanduser(model)):
+            given = given | {"model": os.path.abspath(path)}
+        return json.dumps(given)
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(f"is no JSON ({error}): give an object such as {EXAMPLE}") from error
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from draft_models import DRAFTERS, VOCABULARY, Drafted, make_drafted, make_mtp_model
 from draft_requests import open_llm, params_of, prompts_of
+from eagle_models import SMALL
 from equal_steps import count_as_equal
 from safetensors.torch import load_file, save_file
 from toy_proposer import Counts
@@ -240,6 +243,32 @@ def test_keys_and_values_in_eight_bits(model: Drafted, monkeypatch: pytest.Monke
     assert found[0] == found[1]
 
 
+def test_dummy_weights_make_way_for_a_drafters_own(tmp_path: Path) -> None:
+    made = make_drafted(tmp_path, "eagle3 llama")
+    asks = params_of([{"temperature": 0.0}], 12)
+    found = []
+    for more in ({}, {"load_format": "dummy"}):
+        with open_llm(tmp_path, **made.config(), steps_ahead=0, **more) as llm:
+            if more:
+                llm.update_weights(tmp_path)
+            layer: Any = llm._engine.runner._model.drafter
+            outs = told(llm.generate(PROMPTS[:1], asks, use_tqdm=False))
+            found.append((outs, layer.tokens.tolist(), layer.embedding.table.value.sum().item()))
+    assert found[0] == found[1]
+
+
+def test_a_model_that_norms_what_its_layers_give_has_no_eagle3(tmp_path: Path) -> None:
+    made = make_drafted(tmp_path, "eagle3 llama")
+    keys = json.loads((tmp_path / "config.json").read_text())
+    other = transformers.Glm4Config(**{name: keys[name] for name in SMALL})
+    other.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    named = {"architectures": ["Glm4ForCausalLM"], "eos_token_id": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    with pytest.raises(UsageError, match="a Glm4ForCausalLM norms it first: take method 'ngram'"):
+        open_llm(tmp_path, **made.config(), load_format="dummy")
+
+
 def test_weights_without_the_layer_are_refused(tmp_path: Path) -> None:
     make_mtp_model(tmp_path, "glm4_moe")
     path = tmp_path / "model.safetensors"
@@ -247,6 +276,23 @@ def test_weights_without_the_layer_are_refused(tmp_path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(UsageError, match="have none: take weights that have it, or start the eng"):
         open_llm(tmp_path, **mtp())
+
+
+@pytest.mark.parametrize(
+    "offset, why", [(None, r"lack 'd2t' \[4\]"), ([0, 0, -1, 0], "is no map to 300 tokens")]
+)
+def test_a_drafter_without_a_map_of_tokens_is_refused(
+    tmp_path: Path, offset: list[int] | None, why: str
+) -> None:
+    made = make_drafted(tmp_path, "eagle3 qwen3")
+    path = tmp_path / "drafter" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["d2t"]
+    if offset is not None:
+        tensors["d2t"] = torch.tensor(offset)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=f"speculative_config: .*{why}"):
+        open_llm(tmp_path, **made.config())
 
 
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
@@ -283,7 +329,7 @@ def test_what_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> Non
         ({"fc_norm": True}, "fc_norm"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "must list distinct layers between 1 and 4"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 2]}, "must list distinct layers"),
-        ({"draft_vocab_size": 40}, "lack 'd2t' \\[40\\]|has shape"),
+        ({"draft_vocab_size": 40}, "lm_head.weight' has shape"),
         ({"target_hidden_size": 64}, "target_hidden_size is 64, and the model's 32"),
     ],
 )

@@ -39,6 +39,7 @@ from penstock.kernels.choose import choose
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import LatentForm
+from penstock.models.build_model import DrafterConfig
 from penstock.models.decoder import Decoder
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
@@ -108,7 +109,10 @@ def open_share(
     generation = read_generation_defaults(folder)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
-    model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
+    drafter = drafter_of(config, model_config)
+    model, ops = load_for(
+        config, folder, model_config, device, limits.max_model_len, layout, drafter
+    )
     clock.end("weights")
     with _named_failures(device):
         if (
@@ -142,7 +146,7 @@ def open_share(
             layout=layout,
             quantization=asked.quantization,
             seed=asked.seed,
-            drafter=drafter_of(config, model_config),
+            drafter=drafter,
         )
     if layout.size > 1:
         # all ranks are ready: none waits in a step while another compiles or captures
@@ -157,9 +161,10 @@ def load_for(
     device: torch.device,
     positions: int,
     layout: Layout = ALONE,
+    drafter: DrafterConfig | None = None,
 ) -> tuple[Decoder, Ops]:
     """Loads the model in `folder` with the config's dtype, and the kernels for it. positions:
-    length of the longest sequence."""
+    length of the longest sequence. drafter: layer that drafts tokens; None: no layer."""
     dtype = find_dtype(config.model.dtype, device)
     ops = choose(device, dtype, config.schedule.kernels, config.tuned)
 
@@ -189,7 +194,7 @@ def load_for(
             free_memory(device) // layout.size if device.type == "cpu" else None
         ),  # None on CUDA, whose allocator raises when memory runs out
         in_host=in_host,
-        drafter=drafter_of(config, model_config),
+        drafter=drafter,
     )
     return model, ops
 

@@ -274,6 +274,7 @@ class TorchRunner:
             # wait for the last steps, whether read or not
             torch.cuda.synchronize(self._model.device)
         self._state, self._kv_sleeps = None, True
+        self._model.handed = {}
         if self._resting is None:
             self._resting = RestingWeights(self._model, level)
         elif level == 2:
@@ -364,6 +365,7 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     places = None if pages is None else pages.place
     kv = KvCache(model.keepers, 3, model.device, places, limits.max_rows + 2, shared=True)
     warm(_step(model, ops, limits, (), kv, MappedMasks(model.device), pages), limits, grouping)
+    model.handed = {}
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 

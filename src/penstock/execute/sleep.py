@@ -33,7 +33,7 @@ class RestingWeights:
         # need them too
         scales = [form.scales for form in model.paged_forms if isinstance(form, KvForm)]
         scales += [form.scale for form in model.paged_forms if isinstance(form, LatentForm)]
-        self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
+        self._stays = [each for each in (*model.rotary_tables, *scales) if each is not None]
         self._hosts: list[tuple[torch.UntypedStorage, Tensor]] = []
         if level == 2:
             self.drop()

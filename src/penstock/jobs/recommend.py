@@ -32,6 +32,7 @@ def bytes_a_rank(
 
     from penstock.execute.kv_dtype import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
+    from penstock.execute.limits import BatchLimits
     from penstock.models.build_model import build_model
     from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
@@ -52,9 +53,12 @@ def bytes_a_rank(
                 schemes,
                 drafter=drafter,
             )
-        except UsageError:
+        except UsageError as error:
+            if error.param == "speculative_config":
+                raise
             continue  # heads, groups or sizes cannot be divided by this number
-        fit_states(share, config.model.mamba_ssm_cache_dtype)
+        drafts = BatchLimits(1, 1, 1, speculative=config.speculative).state_drafts
+        fit_states(share, config.model.mamba_ssm_cache_dtype, drafts)
         forms = narrowest(share, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length, forms))
         weights, state = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes

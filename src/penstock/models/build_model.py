@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from penstock.errors import UsageError
 from penstock.layers.maker import Maker
 from penstock.models.decoder import Decoder
 from penstock.models.eagle3 import EagleConfig, make_eagle3
@@ -32,7 +33,8 @@ def build_model(
     tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
     scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
     drafter: layer that drafts tokens, the model's own ("mtp") or another; None: no layer. On torch's
-    meta device no memory is allocated."""
+    meta device no memory is allocated. Raises UsageError for a drafter that this model can't have.
+    """
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
     make = Maker(
@@ -46,5 +48,12 @@ def build_model(
     )
     model = family.build(config, make)
     if isinstance(drafter, EagleConfig):
+        if model.norm.first is not None:
+            raise UsageError(
+                "speculative_config: method eagle3 is for models that add what their layers give as"
+                f" it is, and a {config.architecture} norms it first: take method 'ngram'",
+                param="speculative_config",
+            )
         model.take_drafter(make_eagle3(drafter, make))
+        model.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
     return model

@@ -56,6 +56,7 @@ class Decoder:
         self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
         self._logits_scale, self.layer_inputs = logits_scale, layer_inputs
         self.drafter: DraftLayer | None = None
+        self._drafter_kinds: dict[AttentionKind, Tensor] = {}
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(
@@ -90,7 +91,7 @@ class Decoder:
         """Adds what drafts tokens. Call it before weights are loaded."""
         self.drafter = drafter
         self.keepers.append(tuple(drafter.keeps()))
-        self.kinds = _kinds(self.keepers)
+        self._drafter_kinds = _kinds(self.keepers[-1:])
         self.weights_bytes += sum(weight.nbytes for weight in drafter.weights())
 
     def prepare(self, ops: Ops) -> None:
@@ -156,7 +157,8 @@ class Decoder:
                 for kind, cos_sin in self.kinds.items()
             }
             return [step] * len(self.keepers)
-        for keepers, seen in zip(self.keepers, step.by_layer, strict=True):
+        count = len(self.blocks)
+        for keepers, seen in zip(self.keepers[:count], step.by_layer[:count], strict=True):
             for keeper in keepers:
                 if (kind := keeper.kind) is not None and kind not in seen.plans:
                     seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
@@ -193,7 +195,7 @@ class Decoder:
         seen = step if step.by_layer is None else step.by_layer[-1]
         for keeper in self.keepers[-1]:
             if (kind := keeper.kind) is not None and kind not in seen.plans:
-                seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
+                seen.plans[kind] = ops.plan(seen, kind, self._drafter_kinds[kind], self.dtype)
         embeds = (drafter.embedding or self.embedding)(ops, next_ids)
         return drafter(ops, embeds, hidden, seen, state[-1])
 
@@ -233,6 +235,12 @@ class Decoder:
         )
         self.norm, self.head, self.drafter = other.norm, other.head, other.drafter
         self.keepers, self.kinds = other.keepers, other.kinds
+        self._drafter_kinds = other._drafter_kinds
+
+    @property
+    def rotary_tables(self) -> list[Tensor]:
+        """Returns the rotary tables of the model and its drafter."""
+        return [*self.kinds.values(), *self._drafter_kinds.values()]
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, always in the same order; a tied head's weight once."""

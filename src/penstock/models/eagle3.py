@@ -113,7 +113,7 @@ def _layer(keys: Keys) -> DenseConfig:
     layer = cast(DenseConfig, model_config_of(_ABSENT[kind] | given, where))
     if layer.num_layers != 1 or layer.windows != (None,):
         raise keys.fail("transformer_layer_config must have one layer, without a sliding window")
-    return replace(layer, architecture="EAGLE-3 drafter", left_out=_BESIDE, quantization=None)
+    return replace(layer, architecture="drafter (EAGLE-3)", left_out=_BESIDE, quantization=None)
 
 
 def _reads(keys: Keys, layers: int) -> tuple[int, ...]:

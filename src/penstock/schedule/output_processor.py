@@ -238,7 +238,7 @@ class OutputProcessor:
         """Returns the output tokens of each row's sample, as far as steps are read."""
         first, stop = self.rows.prompt[rows], self.rows.read_length[rows] + np.int32(1)
         start, slots = self._slots(rows, first, stop)
-        return np.split(self.slot_token.reshape(-1).take(slots), start[1:-1])
+        return np.split(self.slot_token.reshape(-1).take(slots), start[1:])[:-1]
 
     def scores_of(self, row: int) -> TokenScores:
         """Returns the logprobs of a row's tokens that have been read and not sent."""

@@ -242,9 +242,8 @@ class StepPlan:
     draws_late: bool = False
     texts: Texts | None = None
     proposes: int = 0  # most next tokens of a row that the device drafts after the draw
-    follows: bool = (
-        False  # True: rows may draft soon, and a draft layer keeps K and V of their tokens
-    )
+    # True: rows may draft soon, and a draft layer keeps K and V of their tokens
+    follows: bool = False
     clears: bool = (
         False  # clear blocks when giving them out, since some row's logits were not finite
     )

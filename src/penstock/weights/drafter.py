@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +14,7 @@ from penstock.models.build_model import DrafterConfig
 from penstock.models.decoder import Decoder
 from penstock.models.eagle3 import EagleConfig, read_eagle3
 from penstock.models.model_config import ModelConfig
-from penstock.weights.checkpoint import read_entries, read_tensors
+from penstock.weights.checkpoint import Entry, read_entries, read_tensors
 from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 
@@ -36,10 +36,14 @@ def drafter_of(config: Config, model: ModelConfig) -> DrafterConfig | None:
                 param="speculative_config",
             )
         return "mtp"
-    eagle = read_eagle3(adapter_folder(asked.model), model)
-    if config.model.load_format == "dummy":
-        return eagle
-    return replace(eagle, own_table=TABLE in read_entries(eagle.folder))
+    try:
+        eagle = read_eagle3(adapter_folder(asked.model, "a drafter's"), model)
+        # dummy weights may be replaced by the folder's later, which then must fit
+        if config.model.load_format == "dummy" and not any(eagle.folder.glob("*.safetensors")):
+            return eagle
+        return replace(eagle, own_table=TABLE in read_entries(eagle.folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"speculative_config: {error}") from error
 
 
 @dataclass(slots=True)
@@ -56,22 +60,46 @@ class _Loadable:
         return self.layer.weights()
 
 
+def find_drafter(model: Decoder, config: EagleConfig) -> dict[str, Entry]:
+    """Returns the entries of the tensors of a model's drafter, by name. The model may be on torch's
+    meta device. Raises CheckpointError if names, shapes or dtypes aren't those of the drafter, or
+    if its map of tokens is none."""
+    try:
+        entries = find_weights(_loadable(model, config), config.folder)
+        if config.tokens < config.vocabulary:
+            _tokens(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"speculative_config: {error}") from error
+    return entries
+
+
 def load_drafter(
-    model: Decoder, config: EagleConfig, load_format: LoadFormat, seed: int, *, finite: bool
+    model: Decoder,
+    config: EagleConfig,
+    entries: dict[str, Entry],
+    load_format: LoadFormat,
+    seed: int,
+    *,
+    finite: bool,
 ) -> None:
     """Fills the weights of a model's drafter from its folder, or with random numbers. Raises
-    CheckpointError for a faulty checkpoint. load_format, seed, finite: as in `load_model`."""
-    layer: Any = model.drafter
-    own: Any = _Loadable(config.layer, model.device, model.dtype, layer)
+    CheckpointError for numbers that aren't finite. entries: from `find_drafter`. load_format, seed,
+    finite: as in `load_model`."""
+    own, layer = _loadable(model, config), cast(EagleLayer, model.drafter)
     few = config.tokens < config.vocabulary
     if load_format == "dummy":
         dummy_weights(own, seed)
         if few:
             layer.tokens = torch.arange(config.tokens, device=model.device)
         return
-    load_weights(own, find_weights(own, config.folder), finite=finite)
+    load_weights(own, entries, finite=finite)
     if few:
         layer.tokens = _tokens(config).to(model.device)
+
+
+def _loadable(model: Decoder, config: EagleConfig) -> Any:
+    layer = cast(EagleLayer, model.drafter)
+    return _Loadable(config.layer, model.device, model.dtype, layer)
 
 
 def _tokens(config: EagleConfig) -> torch.Tensor:

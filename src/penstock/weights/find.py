@@ -61,15 +61,16 @@ def find_model(model: str, revision: str | None = None) -> Path:
     return _model_in(_download(model, revision), model)
 
 
-def adapter_folder(lora: str) -> Path:
+def adapter_folder(lora: str, whose: str = "an adapter's") -> Path:
     """Returns the folder of an adapter: `lora` itself if it is a folder, else a snapshot of the hub
-    id. Raises CheckpointError if neither is found."""
+    id. Raises CheckpointError if neither is found. whose: word for the error, where it is something
+    else's folder."""
     path = os.path.expanduser(lora)
     if os.path.isdir(path):
         return Path(path)
     if lora.count("/") != 1 or lora.startswith(("/", ".", "~")):
         raise CheckpointError(
-            f"there is no folder {lora!r}: give an adapter's folder, or a hub id such as owner/name"
+            f"there is no folder {lora!r}: give {whose} folder, or a hub id such as owner/name"
         )
     return _download(lora, None)
 

@@ -25,7 +25,7 @@ from penstock.quant.choose import choose_schemes
 from penstock.shared_weights import SharedWeights
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import Entry
-from penstock.weights.drafter import load_drafter
+from penstock.weights.drafter import find_drafter, load_drafter
 from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 from penstock.weights.shared import OpenedWeights
@@ -70,6 +70,9 @@ def load_model(
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
+        of_drafter: dict[str, Entry] = {}
+        if isinstance(drafter, EagleConfig) and load_format != "dummy":
+            of_drafter = find_drafter(shape, drafter)
         adapter = (
             None
             if lora is None
@@ -103,7 +106,7 @@ def load_model(
                     model, entries, finite=finite, opened=opened, adapter=adapter, told=told
                 )
             if isinstance(drafter, EagleConfig):
-                load_drafter(model, drafter, load_format, seed, finite=finite)
+                load_drafter(model, drafter, of_drafter, load_format, seed, finite=finite)
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

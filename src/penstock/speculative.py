@@ -23,9 +23,9 @@ EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """method: what drafts. `ngram`: prompt lookup, which looks for the row's last tokens earlier in
-    its own text. `mtp`: the checkpoint's layer for multi-token prediction, run once a draft. `eagle3`:
-    an EAGLE-3 drafter in the form of the `speculators` package, likewise; `model` is its folder or
-    hub id. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
+    its own text. `mtp`: the checkpoint's layer for multi-token prediction, run once a draft.
+    `eagle3`: an EAGLE-3 drafter in the form of the `speculators` package, likewise; `model` is its
+    folder or hub id. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
     prompt_lookup_min: most and fewest last tokens that must stand there."""
 
     method: str = "ngram"

@@ -86,8 +86,8 @@ def plain(model: dict[str, Any]) -> tuple[Samples, int]:
 def test_drafts_change_no_token(
     model: dict[str, Any], plain: tuple[Samples, int], ahead: int, tight: bool
 ) -> None:
-    """Forks, snapshots and forced tokens among them. tight: few blocks, slots and tokens a step; rows
-    are preempted all the time."""
+    """Forks, snapshots and forced tokens among them. tight: few blocks, slots and tokens a step;
+    rows are preempted all the time."""
     limits = {"blocks": 24, "snapshots": 2, "max_batched_tokens": 24} if tight else {"snapshots": 3}
     runner = tiny_runner(**model, **limits, speculative=DRAFTS)
     found, engine = run(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)

@@ -1,5 +1,5 @@
-"""speculative_config of methods mtp and eagle3: drafts are those of the layer computed over all tokens
-so far, and the tokens are those without drafts, in fewer steps."""
+"""speculative_config of methods mtp and eagle3: drafts are those of the layer computed over all
+tokens so far, and the tokens are those without drafts, in fewer steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """speculative_config {"method": "ngram"}: the tokens are those without drafts, in fewer steps,
-whatever is asked and however late a step is read. Steps count as equally long, so that the machine's
-pace decides nothing."""
+whatever is asked and however late a step is read. Steps count as equally long, so that the
+machine's pace decides nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The gate of drafts, over steps whose seconds are given: it drafts where that gives more tokens per
-second, and lets rows pause whose drafts are wrong."""
+"""The gate of drafts, over steps whose seconds are given: it drafts where that gives more tokens
+per second, and lets rows pause whose drafts are wrong."""
 
 from __future__ import annotations
 

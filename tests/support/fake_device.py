@@ -4,10 +4,9 @@ A slot holds a hash of all tokens up to it, made from the slot before it, as KV 
 depends on all positions before. A row's next token is a hash of all slots that its block table
 shows. So a wrong block, a missed copy, a row used again too early, KV made behind another
 beginning, or a token sent to the wrong sample changes what comes out. With `snapshots` it has
-recurrent state too: a slot is folded with each row's newest token, and never goes back; drafts go on
-from a copy, and right ones are folded again in the next step. What a token's state holds is held
-against the blocks before each draw. It knows plans; no scheduler.
-"""
+recurrent state too: a slot is folded with each row's newest token, and never goes back; drafts go
+on from a copy, and right ones are folded again in the next step. What a token's state holds is held
+against the blocks before each draw. It knows plans; no scheduler."""
 
 from __future__ import annotations
 

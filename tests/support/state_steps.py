@@ -88,8 +88,8 @@ def with_drafts(
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Tensor]:
-    """Sequences in slots 1, 2, ..., as rows with up to `most` drafts a step, of which some are wrong;
-    now and then a step is made again. Beside them, in slot 0, a row that has ended.
+    """Sequences in slots 1, 2, ..., as rows with up to `most` drafts a step, of which some are
+    wrong; now and then a step is made again. Beside them, in slot 0, a row that has ended.
 
     layer: given of the step's tokens, step -> answers."""
     draw, noise = random.Random(seed), torch.Generator().manual_seed(seed)

@@ -4,8 +4,8 @@
         forward without prefix groups, forward with them, plain draw, draw with all sampling options
         smallest sizes: a plain step in one graph. One row with a prompt's chunk, by tokens: forward
     later, when a step comes the second time: larger sizes, rows with chunks, draws with forced
-        tokens, a proposer's launches. For a built engine whose workload shares no prefix also sizes between powers of
-        two, on first use, and all but plain forwards and draws
+        tokens, a proposer's launches. For a built engine whose workload shares no prefix also sizes
+        between powers of two, on first use, and all but plain forwards and draws
 
 All graphs share one memory pool. Capturing stops when its time or memory is used up: large and
 coarse sizes are captured first, so that a missing size runs as the next larger one. A capture

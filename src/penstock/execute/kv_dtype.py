@@ -128,8 +128,8 @@ def _drafts(model: Decoder, keeper: Keeper) -> bool:
 
 def narrowest(model: Decoder, asked: KvCacheDtype) -> list[PagedForm]:
     """Returns the smallest storage formats that `fit_kv` may choose for a model's layers, and those
-    of its drafter: if 8 bits are requested, all keys and values of the model in 8 bits. Their scales
-    are ones."""
+    of its drafter: if 8 bits are requested, all keys and values of the model in 8 bits. Their
+    scales are ones."""
     if asked == "auto":
         return model.paged_forms
     count, found = len(with_pages(model)), list[PagedForm]()

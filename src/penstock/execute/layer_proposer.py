@@ -1,5 +1,5 @@
-"""LayerProposer: drafts by a layer (layers/draft_layer.py) that reads the model's hidden states, its
-own or an EAGLE-3 drafter's.
+"""LayerProposer: drafts by a layer (layers/draft_layer.py) that reads the model's hidden states,
+its own or an EAGLE-3 drafter's.
 
 The layer's K and V of position p are made from the hidden state at p and the token at p + 1, and
 lie at p's KV slot, so that blocks, forks and the prefix cache carry them like the model's. After a
@@ -10,11 +10,10 @@ step's draw:
     chain     it runs on each row's newest draft, at the next position, for a further one
 
 Each is a CUDA graph in steps without prompt chunks. What wrong drafts leave behind the row's length
-is overwritten. Where no row may draft soon, `follow` is left out: later drafts are the worse for it,
-never the tokens. So they are at the end of a cached prefix, whose last K and V are of the token that
-followed it first. A draft is drawn with the noise that the model's own draw at that position will
-have. Knows a model, rows and a step on the device; no plans, no host.
-"""
+is overwritten. Where no row may draft soon, `follow` is left out: later drafts are the worse for
+it, never the tokens. So they are at the end of a cached prefix, whose last K and V are of the token
+that followed it first. A draft is drawn with the noise that the model's own draw at that position
+will have. Knows a model, rows and a step on the device; no plans, no host."""
 
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ class LayerProposer:
         self._dead, capacity = rows.length.shape[0] - 1, staging.rows.shape[0]
         # position of each row's query, as the kernel of a single row reads it
         self._position = torch.zeros_like(rows.length)
-        # what `_follow` leaves for `_chain`, at fixed addresses for graphs: for each row of the step
-        # (the dead row where there is none) the layer's outputs at its last right query
+        # what `_follow` leaves for `_chain`, at fixed addresses for graphs: for each row of the
+        # step (the dead row where there is none) the layer's outputs at its last right query
         self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
         size = (capacity, model.config.hidden_size)
         self._normed, self._stream = (
@@ -137,8 +136,9 @@ class LayerProposer:
             position = position + 1
 
     def _heads(self, size: int) -> Tensor:
-        """Sets the first `size` of `_ids` to the rows of the step, and returns the index of the last
-        right query of each, [size] int64. Rows that have ended, and padding, are the dead row."""
+        """Sets the first `size` of `_ids` to the rows of the step, and returns the index of the
+        last right query of each, [size] int64. Rows that have ended, and padding, are the dead
+        row."""
         rows, row_ids = self._rows, self._staging.rows[:size]
         ends = rows.length.index_select(0, row_ids) == self._launches.columns.positions[:size] + 1
         ends &= rows.done.index_select(0, row_ids) == 0

@@ -38,9 +38,9 @@ def load_beside(
     drafter: DrafterConfig | None = None,
 ) -> Decoder:
     """Returns a model with the weights of a folder or of another process, prepared like `model`
-    (fused, quantized), which is not changed. drafter: the model's; one with a
-    checkpoint of its own is loaded from there again. Raises CheckpointError if the weights are of another
-    model, incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
+    (fused, quantized), which is not changed. drafter: the model's; one with a checkpoint of its own
+    is loaded from there again. Raises CheckpointError if the weights are of another model,
+    incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
     CapacityError if both don't fit the device."""
     shared, folder = (
         (None, source) if isinstance(source, Path) else (source, Path("another process"))

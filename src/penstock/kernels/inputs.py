@@ -132,11 +132,11 @@ class ChunkSight:
 class StateInputs:
     """Slots of recurrent state that decode queries and chunks read and update.
 
-    A row whose newest token has position p takes its tokens in order. Tokens folded .. p - 1, drafts
-    of the step before that turned out right, are folded into the state again, from what the slot
-    keeps of them. Then comes the newest token, and the state is stored. It is in the state already
-    (folded is p + 1) if its sampling is repeated in this step. Last come the row's drafts of this
-    step, whose states are not stored."""
+    A row whose newest token has position p takes its tokens in order. Tokens folded .. p - 1,
+    drafts of the step before that turned out right, are folded into the state again, from what the
+    slot keeps of them. Then comes the newest token, and the state is stored. It is in the state
+    already (folded is p + 1) if its sampling is repeated in this step. Last come the row's drafts
+    of this step, whose states are not stored."""
 
     slots: Tensor  # [S] of any integer dtype: slot of each query's row
     # [S] int32: number of tokens in the slot's state; ENDED if the row has ended: then nothing is

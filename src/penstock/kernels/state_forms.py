@@ -191,9 +191,9 @@ class RecurrentForm:
         )
 
     def for_drafts(self, drafts: int) -> RecurrentForm:
-        """Returns this layout with rings for steps with up to `drafts` drafts a row. A ring then has
-        the inputs of the step before, from which right drafts are folded again, and of this step.
-        """
+        """Returns this layout with rings for steps with up to `drafts` drafts a row. A ring then
+        has the inputs of the step before, from which right drafts are folded again, and of this
+        step."""
 
         def grown(part: StatePart) -> StatePart:
             if part.beside is None or not drafts:

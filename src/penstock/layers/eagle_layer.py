@@ -1,6 +1,6 @@
-"""EagleLayer: an EAGLE-3 drafter (arXiv:2503.01840), as the `speculators` package stores it. It reads
-outputs of some of the model's layers and has a checkpoint of its own. T: tokens of a step, d: hidden
-size, D: tokens that it can draft."""
+"""EagleLayer: an EAGLE-3 drafter (arXiv:2503.01840), as the `speculators` package stores it. It
+reads outputs of some of the model's layers and has a checkpoint of its own. T: tokens of a step, d:
+hidden size, D: tokens that it can draft."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ def build_model(
     """Makes the model of a config; its weights are not loaded yet. positions: length of the rotary
     tables; None: the config's context. scheme_of: function from a matrix's name to its quantization
     scheme. table_in_host: True puts per-layer embeddings in host memory if the model is on a GPU.
-    drafter: layer that drafts tokens, the model's own ("mtp") or another; None: no layer. On torch's
-    meta device no memory is allocated. Raises UsageError for a drafter that this model can't have.
-    """
+    drafter: layer that drafts tokens, the model's own ("mtp") or another; None: no layer. On
+    torch's meta device no memory is allocated. Raises UsageError for a drafter that this model
+    can't have."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
     make = Maker(

@@ -56,8 +56,8 @@ class DraftGate:
         self.proposes, self.follows = 0, False
         self._columns, self.most, self._seconds = columns, most, seconds
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
-        # newest drafts of each row: those that were right, and those that were tried. A draft behind
-        # a wrong one is not tried
+        # newest drafts of each row: those that were right, and those that were tried. A draft
+        # behind a wrong one is not tried
         self._right, self._tried = np.zeros((2, columns.count))
         # steps with wrong drafts alone since the last right one; length and rest of the row's pause
         self._wrong, self._pause, self._left = np.zeros((3, columns.count), np.int32)

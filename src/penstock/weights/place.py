@@ -50,9 +50,9 @@ def find_weights(
     `folder`'s safetensors, or from another process's weights (`opened`).
 
     Raises CheckpointError if names, shapes or dtypes aren't those of `model`, which may be on
-    torch's meta device: so a wrong checkpoint is found before memory is allocated. Raises UsageError
-    if the model has an mtp layer and the checkpoint has none. told: True prints to stderr that such
-    layers are left out."""
+    torch's meta device: so a wrong checkpoint is found before memory is allocated. Raises
+    UsageError if the model has an mtp layer and the checkpoint has none. told: True prints to
+    stderr that such layers are left out."""
     found = of_text(
         read_entries(folder) if opened is None else opened.entries, model.config.text_part
     )

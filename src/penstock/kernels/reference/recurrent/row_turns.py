@@ -1,5 +1,5 @@
-"""RowTurns: the order in which a step's decode rows take their tokens into recurrent states, in plain
-torch.
+"""RowTurns: the order in which a step's decode rows take their tokens into recurrent states, in
+plain torch.
 
 A row's tokens have turns: below 0 drafts of the step before, which are folded again; 0 the newest
 token, after which the state is stored; above 0 this step's drafts. All rows take a token at turn 0,
@@ -78,8 +78,8 @@ class RowTurns:
         """Updates the rows' states in `matrix` [slots, heads, ...] up to their newest tokens, and
         writes each token's output to `out` [A + S or more, heads, numbers].
 
-        fold: (states [n, heads, ...] float32, indices of n tokens) -> the states after these tokens.
-        answer: the same arguments -> outputs of these tokens, for the states after them."""
+        fold: (states [n, heads, ...] float32, indices of n tokens) -> the states after these
+        tokens. answer: the same arguments -> outputs of these tokens, for the states after them."""
         held = matrix.index_select(0, self.slots).float()
         for number, turn in self.turns.items():
             states = held if number == 0 else held[turn.rows]

@@ -49,8 +49,8 @@ def convolved(
 def convolved_again(
     weight: Tensor, bias: Tensor | None, window: Tensor, turns: RowTurns
 ) -> tuple[Tensor, Tensor]:
-    """Returns the convolution [A, c] float32 of the A tokens that are folded again, and their entries
-    of the window [A, w or more]."""
+    """Returns the convolution [A, c] float32 of the A tokens that are folded again, and their
+    entries of the window [A, w or more]."""
     slots, positions = turns.again_slots, turns.again_positions
     seen = _seen(weight.shape[1], window, slots, positions)
     seen.append(window[slots, positions % window.shape[1]])

@@ -3,10 +3,10 @@ one value head of one row: convolutions, rate, decay, update of the state, outpu
 
 A program reads, updates and writes the head's state matrix once, some value columns at a time. If
 rows may have drafts, it takes all of the row's tokens in order (`StateInputs`), with the columns in
-registers, and programs of drafts return at once. A program has few threads, so that sums need little
-exchange between warps, and many programs share a multiprocessor. Programs of value heads with the
-same key head all compute q and k. That is safe, as the convolution's window is a ring: a step's
-tokens overwrite entries that no program reads. `delta_chunks` computes chunks. T: a step's
+registers, and programs of drafts return at once. A program has few threads, so that sums need
+little exchange between warps, and many programs share a multiprocessor. Programs of value heads
+with the same key head all compute q and k. That is safe, as the convolution's window is a ring: a
+step's tokens overwrite entries that no program reads. `delta_chunks` computes chunks. T: a step's
 tokens."""
 
 from __future__ import annotations

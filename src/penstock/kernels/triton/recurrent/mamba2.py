@@ -5,8 +5,8 @@ A program reads, updates and writes the head's state once, some value columns at
 have drafts, it takes all of the row's tokens in order (`StateInputs`), with the columns in
 registers, and programs of drafts return at once. The programs of all heads of a group compute B and
 C. That is safe, as the convolution's window is a ring: a step's tokens overwrite entries that no
-program reads. `mamba2_chunks` computes chunks. T: a step's tokens, F: numbers of a row of the norm's
-input."""
+program reads. `mamba2_chunks` computes chunks. T: a step's tokens, F: numbers of a row of the
+norm's input."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _rows(
     MOST: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Kernel of `mamba2`, with one program per head and query. HEAD, STATE: numbers of a head and of
-    its state's other dimension. STATE_WIDTH: STATE, rounded up to a power of two. PART: value
+    """Kernel of `mamba2`, with one program per head and query. HEAD, STATE: numbers of a head and
+    of its state's other dimension. STATE_WIDTH: STATE, rounded up to a power of two. PART: value
     columns that are processed at once. MOST: most queries of a row, rounded up to a power of two.
     Tensors: see `ops.Mamba2Scan`; slots, folded, offset: fields of StateInputs. TAPS, WIDTH, RING:
     see short_conv.py."""
@@ -206,8 +206,8 @@ def _keys(
     RING: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Returns B times the step's size and C [STATE_WIDTH, 1] of a row's token, and the factor of its
-    decay. slot, position, ahead, fold, token: see `of_row`."""
+    """Returns B times the step's size and C [STATE_WIDTH, 1] of a row's token, and the factor of
+    its decay. slot, position, ahead, fold, token: see `of_row`."""
     size: tl.constexpr = HEADS * HEAD
     channels: tl.constexpr = size + 2 * GROUPS * STATE
     source = given + token * stride + size + channels + head
@@ -277,8 +277,8 @@ def _convolved(
     RING: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Returns silu of a token's convolution, for some channels of x, B and C, in float32. given: the
-    first x. Other arguments: see `of_row`."""
+    """Returns silu of a token's convolution, for some channels of x, B and C, in float32. given:
+    the first x. Other arguments: see `of_row`."""
     total = of_row(
         given,
         taps,

@@ -1,6 +1,6 @@
 """Measures what drafts gain, and what they cost where nothing can be guessed.
 
-    python benchmarks/drafts.py --shape llama-3.1-8b --knob quantization=fp8
+    python benchmarks/drafts.py --shape llama-3-8b --knob quantization=fp8
     python benchmarks/drafts.py --shape qwen3.5-9b --method mtp --drafts 3 --chance 0.7 --rows 1
     python benchmarks/drafts.py --shape tiny --knob device=cpu --rows 1 4    # to try the script
 

@@ -301,7 +301,7 @@ class Config:
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
-        """What drafts tokens; None: nothing."""
+        """The drafter that is asked for, read from its JSON; None: no drafts."""
         asked = self.schedule.speculative_config
         return None if asked is None else SpeculativeConfig.of(asked)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from draft_models import DRAFTERS, VOCABULARY, Drafted, make_drafted, make_mtp_model
+from draft_models import DRAFTERS, VOCABULARY, Drafted, make_drafted, make_mtp_model, mtp
 from draft_requests import open_llm, params_of, prompts_of
 from eagle_models import SMALL
 from equal_steps import count_as_equal
@@ -62,10 +62,6 @@ class Pausing(Counts):
 @pytest.fixture(scope="module", params=DRAFTERS)
 def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Drafted:
     return make_drafted(tmp_path_factory.mktemp("model"), request.param)
-
-
-def mtp(most: int = 3) -> dict[str, Any]:
-    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
 
 
 def told(outs: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_models import WIDE, make_drafted, make_mtp_model
+from draft_models import WIDE, make_drafted, make_mtp_model, mtp
 from equal_steps import count_as_equal
 
 from penstock import LLM, SamplingParams
@@ -16,10 +16,6 @@ pytestmark = pytest.mark.gpu
 
 PROMPTS = [[2 + (i * 7 + k * k) % 280 for i in range(30 + k)] for k in range(32)]
 KNOBS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "kv_cache_tokens": 50_000}
-
-
-def config(most: int) -> dict[str, Any]:
-    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
 
 
 EAGLE = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 96}
@@ -69,7 +65,7 @@ def test_a_layer_that_knows_the_model_is_always_right(
         SamplingParams(temperature=k % 2, max_tokens=100, ignore_eos=True, seed=k, detokenize=False)
         for k in range(rows)
     ]
-    with LLM(str(tmp_path), steps_ahead=0, **KNOBS, **config(3)) as llm:
+    with LLM(str(tmp_path), steps_ahead=0, **KNOBS, **mtp(3)) as llm:
         llm.generate(PROMPTS[:rows], asks, use_tqdm=False)
         before = llm._engine.scheduler.counts["steps"]
         llm.generate(PROMPTS[-rows:], asks, use_tqdm=False)

@@ -195,6 +195,11 @@ def _as_published(folder: Path, kind: str, parts: tuple[Any, Any, Any, Any]) -> 
 DRAFTERS = (*KINDS, *(f"eagle3 {kind}" for kind in SWITCHES))
 
 
+def mtp(most: int = 3) -> dict[str, Any]:
+    """The option by which a model's own layer makes so many drafts."""
+    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
+
+
 @dataclass(slots=True)
 class Drafted:
     """A checkpoint, its twin, and what speculative_config asks for."""

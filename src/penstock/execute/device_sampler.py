@@ -124,26 +124,20 @@ class DeviceSampler:
         """Draws from the scores of a draft model's `hidden` [n, d], with each row's temperature and
         noise, and changes no row. row_ids, position: [n] of the queries after which the model would
         draw these tokens. Returns the tokens, [n] int32, which the next draw overwrites."""
-        ops, ranks, count = self._ops, self._ranks, row_ids.shape[0]
-        ends, nothing = self.chosen[:0], self.nothing[:0]
+        count = row_ids.shape[0]
         for first in range(0, count, self.slice_rows):
             part = slice(first, min(first + self.slice_rows, count))
-            logits = self._model.draft_logits(hidden[part])
-            drawn = self._drawn[part]
-            if ranks is None:
-                ops.sample_rows(
-                    logits,
-                    row_ids[part],
-                    position[part],
-                    self._rows,
-                    self._scratch,
-                    drawn,
-                    filters=False,
-                    adjusts=False,
-                )
-            else:
-                out = (ends, self.rank[:0], nothing, nothing)
-                ranks.draw(logits, row_ids[part], position[part], drawn, False, NOBODY, None, out)
+            self._ops.sample_rows(
+                self._model.draft_logits(hidden[part]),
+                row_ids[part],
+                position[part],
+                self._rows,
+                self._scratch,
+                self._drawn[part],
+                filters=False,
+                adjusts=False,
+                part=self._model.vocabulary,
+            )
         return self._drawn[:count]
 
     def _slice(

@@ -141,7 +141,7 @@ class DeviceStep:
         )
         if not asking:
             captured.capture_later(sizes)
-        # where a proposer reads the hidden states of chunks, steps with chunks have no graphs
+        # steps with chunks have no graphs if a proposer reads the hidden states of chunks
         for tokens in () if self.draw.follows else CHUNK_GRAPHS:
             captured.capture_beside(1, tokens, False, launches.forward_few(1, tokens, False))
         return {

@@ -53,8 +53,8 @@ class LayerProposer:
         self._dead, capacity = rows.length.shape[0] - 1, staging.rows.shape[0]
         # position of each row's query, as the kernel of a single row reads it
         self._position = torch.zeros_like(rows.length)
-        # what `_follow` leaves for `_chain`, at fixed addresses for graphs: for each row of the
-        # step (the dead row where there is none) the layer's outputs at its last right query
+        # results of `_follow` for `_chain`, at fixed addresses for graphs: for each row of the step
+        # (the dead row where there is none) the layer's outputs at its last right query
         self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
         size = (capacity, model.config.hidden_size)
         self._normed, self._stream = (

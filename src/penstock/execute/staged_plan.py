@@ -65,8 +65,8 @@ class StagedPlan:
     masks: tuple[Tensor, Tensor] | None = (
         None  # token masks: slots int64 [masks], words int32 [masks, ceil(vocabulary / 32)]
     )
-    # texts of ended samples: places int64 [t], tokens int32 [t], slots int64 [m], and the numbers
-    # of tokens there, int32 [m]
+    # texts of ended samples: places int64 [t], tokens int32 [t], slots int64 [m], numbers of
+    # their tokens, int32 [m]
     texts: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     group_blocks: Tensor | None = None  # blocks of each prefix group, int32 [groups, width]
     chunks: StagedChunks | None = None

@@ -28,7 +28,7 @@ class DraftLayer(Protocol):
 
     @property
     def embedding(self) -> Embedding | None:
-        """Its own embedding of tokens; None: the model's."""
+        """The layer's own embedding of tokens; None: the model's."""
 
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
         """Returns the hidden state [T, d] from which the layer predicts first. hidden: outputs of

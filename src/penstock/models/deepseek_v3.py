@@ -8,7 +8,7 @@ from typing import Any
 from penstock.json_keys import MOST, Keys
 from penstock.kernels.latent import LatentSizes
 from penstock.models.dense import past_own_code
-from penstock.models.experts import drafting_layers, read_experts, read_grouped
+from penstock.models.experts import read_experts, read_grouped, read_mtp
 from penstock.models.mla import MlaConfig, build_mla, read_mla
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
@@ -23,7 +23,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
     fields = read_mla(keys, named, SIZES, 1536)
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 256, 8, names=("num_local_experts", "n_routed_experts"))
-    ahead = drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers"))
     size = keys.count("moe_intermediate_size", 2048, high=MOST)
     return MlaConfig(
         **fields,
@@ -34,6 +33,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
         expert_size=size,
         expert_layers=frozenset(range(keys.count("first_k_dense_replace", 3, low=0), layers)),
         shared_size=size * keys.count("n_shared_experts", 1),
-        left_out=ahead,
-        mtp=len(ahead) == 1,
+        **read_mtp(keys, layers),
     )

@@ -98,6 +98,13 @@ def drafting_layers(
     return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
 
 
+def read_mtp(keys: Keys, layers: int) -> dict[str, Any]:
+    """Reads the fields left_out and mtp of a model whose layers for drafting are in DeepSeek-V3's
+    form. One such layer can be run."""
+    ahead = drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers"))
+    return {"left_out": ahead, "mtp": len(ahead) == 1}
+
+
 def read_sigmoids(
     keys: Keys,
     top_k: int,

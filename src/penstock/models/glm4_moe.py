@@ -12,9 +12,9 @@ from penstock.models.dense import read_dense
 from penstock.models.experts import (
     MoeConfig,
     build_moe,
-    drafting_layers,
     read_experts,
     read_grouped,
+    read_mtp,
 )
 from penstock.models.rope_keys import read_rope
 
@@ -28,7 +28,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     fields = read_dense(keys, named, eps=1e-5, rope_of=partial(read_rope, part=PART))
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 128, 8, names=("num_local_experts", "n_routed_experts"))
-    ahead = drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers"))
     size = keys.count("moe_intermediate_size", 1408, high=MOST)
     return MoeConfig(
         **fields,
@@ -40,6 +39,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_size=size,
         expert_layers=frozenset(range(keys.count("first_k_dense_replace", 1, low=0), layers)),
         shared_size=size * keys.count("n_shared_experts", 1),
-        left_out=ahead,
-        mtp=len(ahead) == 1,
+        **read_mtp(keys, layers),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.json_keys import MOST, Keys
 from penstock.kernels.latent import LatentSizes
-from penstock.models.experts import drafting_layers, read_experts, read_grouped, read_listed
+from penstock.models.experts import read_experts, read_grouped, read_listed, read_mtp
 from penstock.models.mla import MlaConfig, build_mla, read_mla
 
 ARCHITECTURE = "Glm4MoeLiteForCausalLM"
@@ -21,7 +21,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
     fields = read_mla(keys, named, SIZES, 768, eps=1e-5)
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 64, 4, names=("num_local_experts", "n_routed_experts"))
-    ahead = drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers"))
     size = keys.count("moe_intermediate_size", 1536, high=MOST)
     return MlaConfig(
         **fields,
@@ -32,6 +31,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
         expert_size=size,
         expert_layers=read_listed(keys, layers, keys.count("first_k_dense_replace", 1, low=0)),
         shared_size=size * keys.count("n_shared_experts", 1),
-        left_out=ahead,
-        mtp=len(ahead) == 1,
+        **read_mtp(keys, layers),
     )

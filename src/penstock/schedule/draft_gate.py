@@ -97,7 +97,7 @@ class DraftGate:
         tired &= self._shares(rows) < LEAST_SHARE
         pause = self._pause[rows]
         self._left[rows[tired]] = pause[tired]
-        self._wrong[rows[tired]] = MOST_WRONG // 2  # it tries fewer times after the pause
+        self._wrong[rows[tired]] = MOST_WRONG // 2  # the row tries fewer times after its pause
         longer = np.minimum(2 * pause, LONGEST_PAUSE)
         self._pause[rows] = np.where(right > 0, FIRST_PAUSE, np.where(tired, longer, pause))
 

@@ -42,8 +42,8 @@ class Drafting:
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
         self.in_flight = 0  # steps with drafts that are launched and not read
-        # of the step that was offered drafts last: most drafts of a row that the device makes after
-        # it, and whether a draft layer keeps up with its rows
+        # most drafts of a row that the device makes after the step that was offered drafts last, and
+        # True if a draft layer keeps up with that step's rows
         self.proposes, self.follows = 0, False
         # the drafter's drafts since the start: rows that had some, drafts, and by their place in a
         # row's drafts those that were right
@@ -125,23 +125,16 @@ class Drafting:
         """Takes in a step that was read: which drafts were right, and the texts of the samples that
         ended. Call it before their blocks are given back. Returns True if these were the last
         drafts in flight: from now on planned lengths are exact."""
-        if self.texts is not None:
-            self._keep_texts(read.ended, groups, outputs)
+        if self.texts is not None and read.ended.size:
+            of = self.rows.group[read.ended].tolist()
+            for group, tokens in zip(of, outputs.texts_of(read.ended), strict=True):
+                self.texts.ended(groups[group].live, tokens)
         if plan.drafts is None or read.right is None:
             return False
         self.in_flight -= 1
         if self.drafter is not None:
             self._settle(self.drafter, plan.rows, plan.drafts, read.right)
         return not self.in_flight
-
-    def _keep_texts(self, ended: Int32, groups: Groups, outputs: OutputProcessor) -> None:
-        """Keeps the texts of the samples in these rows, for the others of their requests."""
-        lives = [groups[group].live for group in self.rows.group[ended].tolist()]
-        kept = [n for n, live in enumerate(lives) if GroupTexts.keeps(live)]
-        if self.texts is not None and kept:
-            tokens = outputs.texts_of(ended[kept])
-            for n, own in zip(kept, tokens, strict=True):
-                self.texts.ended(lives[n], own)
 
     def _settle(self, drafter: Drafter, rows: Int32, drafts: Drafts, right: Int32) -> None:
         """Counts the drafter's drafts that were right."""

@@ -35,15 +35,11 @@ class GroupTexts:
             self._written[slot] = 0
             self._new[slot] = []
 
-    @staticmethod
-    def keeps(live: RequestState) -> bool:
-        """Returns True if texts of a request's ended samples are kept: others of it go on."""
-        return live.outstanding > 1 and int(live.record["text_slot"][0]) >= 0
-
     def ended(self, live: RequestState, tokens: Int32) -> None:
         """Takes the tokens of a sample that ended, for the samples that go on."""
-        if self.keeps(live):
-            self._new.setdefault(int(live.record["text_slot"][0]), []).append(tokens)
+        slot = int(live.record["text_slot"][0])
+        if slot >= 0 and live.outstanding > 1:
+            self._new.setdefault(slot, []).append(tokens)
 
     def forget_all(self) -> None:
         """Begins all texts anew: the device has lost what it had."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from penstock.config import Config, LoadFormat
+from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
 from penstock.layers.eagle_layer import EagleLayer
 from penstock.models.build_model import DrafterConfig
@@ -60,46 +60,45 @@ class _Loadable:
         return self.layer.weights()
 
 
-def find_drafter(model: Decoder, config: EagleConfig) -> dict[str, Entry]:
-    """Returns the entries of the tensors of a model's drafter, by name. The model may be on torch's
-    meta device. Raises CheckpointError if names, shapes or dtypes aren't those of the drafter, or
-    if its map of tokens is none."""
+@dataclass(slots=True)
+class FoundDrafter:
+    """A drafter's checkpoint. entries: its tensors by name. tokens: the model's token of each that
+    it can draft, [tokens] int64; None: the same."""
+
+    entries: dict[str, Entry]
+    tokens: torch.Tensor | None
+
+
+def find_drafter(model: Decoder, config: EagleConfig) -> FoundDrafter:
+    """Returns the checkpoint of a model's drafter. The model may be on torch's meta device. Raises
+    CheckpointError if names, shapes or dtypes aren't those of the drafter, or if its map of tokens
+    is none."""
     try:
         entries = find_weights(_loadable(model, config), config.folder)
-        if config.tokens < config.vocabulary:
-            _tokens(config)
+        few = config.tokens < config.vocabulary
+        return FoundDrafter(entries, _tokens(config) if few else None)
     except CheckpointError as error:
         raise CheckpointError(f"speculative_config: {error}") from error
-    return entries
 
 
 def load_drafter(
-    model: Decoder,
-    config: EagleConfig,
-    entries: dict[str, Entry],
-    load_format: LoadFormat,
-    seed: int,
-    *,
-    finite: bool,
+    model: Decoder, config: EagleConfig, found: FoundDrafter | None, seed: int, *, finite: bool
 ) -> None:
-    """Fills the weights of a model's drafter from its folder, or with random numbers. Raises
-    CheckpointError for numbers that aren't finite. entries: from `find_drafter`. load_format, seed,
-    finite: as in `load_model`."""
-    own, layer = _loadable(model, config), cast(EagleLayer, model.drafter)
-    few = config.tokens < config.vocabulary
-    if load_format == "dummy":
+    """Fills the weights of a model's drafter. Raises CheckpointError for numbers that aren't
+    finite. found: from `find_drafter`; None: random numbers are drawn from `seed`. finite: as in
+    `load_model`."""
+    own = _loadable(model, config)
+    if found is None:
         dummy_weights(own, seed)
-        if few:
-            layer.tokens = torch.arange(config.tokens, device=model.device)
-        return
-    load_weights(own, entries, finite=finite)
-    if few:
-        layer.tokens = _tokens(config).to(model.device)
+        tokens = torch.arange(config.tokens) if config.tokens < config.vocabulary else None
+    else:
+        load_weights(own, found.entries, finite=finite)
+        tokens = found.tokens
+    own.layer.tokens = None if tokens is None else tokens.to(model.device)
 
 
 def _loadable(model: Decoder, config: EagleConfig) -> Any:
-    layer = cast(EagleLayer, model.drafter)
-    return _Loadable(config.layer, model.device, model.dtype, layer)
+    return _Loadable(config.layer, model.device, model.dtype, cast(EagleLayer, model.drafter))
 
 
 def _tokens(config: EagleConfig) -> torch.Tensor:

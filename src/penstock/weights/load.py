@@ -70,7 +70,7 @@ def load_model(
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
-        of_drafter: dict[str, Entry] = {}
+        of_drafter = None
         if isinstance(drafter, EagleConfig) and load_format != "dummy":
             of_drafter = find_drafter(shape, drafter)
         adapter = (
@@ -106,7 +106,7 @@ def load_model(
                     model, entries, finite=finite, opened=opened, adapter=adapter, told=told
                 )
             if isinstance(drafter, EagleConfig):
-                load_drafter(model, drafter, of_drafter, load_format, seed, finite=finite)
+                load_drafter(model, drafter, of_drafter, seed, finite=finite)
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -37,7 +37,7 @@ class RowTurns:
     again: int  # A
     again_slots: Tensor  # [A] int64
     again_positions: Tensor  # [A] int64
-    turns: dict[int, Turn]  # in order
+    turns: dict[int, Turn]  # ascending
 
     @classmethod
     def of(cls, inputs: StepInputs) -> RowTurns:

@@ -22,6 +22,7 @@ from penstock import SamplingParams
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.proposer import Drawn
+from penstock.layers.linear import Linear
 from penstock.schedule.step import Drafts, Int32
 
 pytestmark = pytest.mark.torch
@@ -175,6 +176,30 @@ def test_behind_a_sleep_and_with_new_weights(
         before = llm._engine.scheduler.drafting.right.sum()
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == plain
         assert llm._engine.scheduler.drafting.right.sum() > before
+
+
+def test_a_head_copied_to_fp8_scores_drafts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_as_equal(monkeypatch)
+    monkeypatch.setattr(Linear, "copied_bytes", lambda self, ops: 1)  # as on a GPU with fp8
+    make_mtp_model(tmp_path, "glm4_moe")
+    asks, found = params_of(ASKS, TOKENS), list[Any]()
+    for more in ({}, mtp()):
+        with open_llm(tmp_path, **more) as llm:
+            found.append(told(llm.generate(PROMPTS, asks, use_tqdm=False)))
+            if not more:
+                continue
+            assert llm._engine.scheduler.drafting.right.sum() > 0
+            model = llm._engine.runner._model
+            hidden = torch.randn(5, model.config.hidden_size)
+            exact, rounded = model.logits(hidden), model.draft_logits(hidden)
+            assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
+            with torch.inference_mode():
+                model._draft_head.product.matrix.scale.zero_()
+            llm.update_weights(tmp_path)
+            assert torch.equal(llm._engine.runner._model.draft_logits(hidden), rounded)
+    assert found[0] == found[1]
 
 
 def test_two_ranks_draft_the_same(

@@ -214,7 +214,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     )
     sharers = ranks if device.type == "cpu" else 1
     check_room(decoder, folder, device, free_memory(device) // sharers)
-    to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
+    weights = decoder.weights_bytes + decoder.copied_bytes(ops)
+    to_come = (weights + decoder.rope_bytes) * sharers
     pages = pages_of(decoder, limits.max_model_len, forms)
     slot = decoder.slot_bytes
     sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)

@@ -14,6 +14,7 @@ from penstock.kernels.fp8_rows import Form, Rows
 from penstock.kernels.ops import Ops
 from penstock.parallel.layout import Layout
 from penstock.parallel.sharded_weight import Weight
+from penstock.quant.fp8 import fp8_copy, multiplies_fp8
 from penstock.quant.scheme import PLAIN, Product, Scheme
 
 
@@ -66,6 +67,23 @@ class Linear:
     def prepare(self, ops: Ops) -> None:
         """Arranges the matrix for its operation; call it once, after the weights are loaded."""
         self.product = self.scheme.prepare(ops, self.loaded)
+
+    def copied_bytes(self, ops: Ops) -> int:
+        """Bytes of `fp8_copy`'s numbers and scales; 0: it makes no copy."""
+        matrix = self.loaded["weight"] if self.scheme is PLAIN else None
+        if matrix is None or matrix.dtype.itemsize != 2 or not multiplies_fp8(ops):
+            return 0
+        return matrix.numbers + 4 * matrix.shape[0]
+
+    def fp8_copy(self, ops: Ops) -> Linear:
+        """Returns a product with an fp8 copy of a matrix that is stored in 16 bits, for numbers
+        that need not be exact. Returns itself where that is no faster. Call it after the weights
+        are loaded, before `prepare`."""
+        if not self.copied_bytes(ops):
+            return self
+        copy = Linear({}, self.bias, summed=self._summed)
+        copy.product = fp8_copy(ops, self.loaded["weight"].value)
+        return copy
 
     def reorder(self, rows: Tensor) -> None:
         """Permutes the matrix's rows, after loading and before prepare: new row n is old row

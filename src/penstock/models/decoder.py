@@ -67,6 +67,7 @@ class Decoder:
             if tied
             else make.head(HEAD, vocabulary, hidden)
         )
+        self._draft_head = self.head  # scores drafts, if the drafter has no head of its own
         # range of tokens that `logits` scores on this rank; None: all tokens
         self.vocabulary = make.vocabulary(vocabulary)
         # layers of each block that keep state (KV cache or recurrent state); the drafter's last
@@ -102,6 +103,8 @@ class Decoder:
             self.layer_inputs.prepare(ops)
         if self.drafter is not None:
             self.drafter.prepare(ops)
+            if self.drafter.of_model:
+                self._draft_head = self.head.fp8_copy(ops)
         self.head.prepare(ops)
 
     def forward(
@@ -207,15 +210,19 @@ class Decoder:
         return self.drafter.first(ops or self.ops, handed or [hidden])
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        """Returns scores as `logits` does, for the drafter's hidden [n, hidden]."""
+        """Returns scores as `logits` does, for the drafter's hidden [n, hidden]. The model's head
+        is read in fp8 where that is faster: a rounded draft is at worst a wrong one."""
         assert self.drafter is not None, "a model without a drafter predicts nothing"
         scores = self.drafter.scores(self.ops, hidden)
-        return self.logits(hidden) if scores is None else scores
+        return self._scores(self._draft_head, hidden) if scores is None else scores
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores [n, vocabulary] in the model's dtype for hidden [n, hidden] of `forward`;
         with several ranks, the scores of this rank's tokens."""
-        scores = self.head(self.ops, hidden)
+        return self._scores(self.head, hidden)
+
+    def _scores(self, head: Linear, hidden: Tensor) -> Tensor:
+        scores = head(self.ops, hidden)
         if self._logits_scale != 1.0:
             scores.mul_(self._logits_scale)
         return scores if self._logits_cap is None else self.ops.softcap(scores, self._logits_cap)
@@ -223,7 +230,8 @@ class Decoder:
     @property
     def parts(self) -> tuple[Any, ...]:
         """Returns the parts of the model that hold weights."""
-        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head, self.drafter
+        heads = self.head, self._draft_head
+        return self.embedding, self.layer_inputs, self.blocks, self.norm, heads, self.drafter
 
     def take_parts_of(self, other: Decoder) -> None:
         """Replaces this model's parts with those of `other`, a prepared model with the same
@@ -234,6 +242,7 @@ class Decoder:
             other.blocks,
         )
         self.norm, self.head, self.drafter = other.norm, other.head, other.drafter
+        self._draft_head = other._draft_head
         self.keepers, self.kinds = other.keepers, other.kinds
         self._drafter_kinds = other._drafter_kinds
 
@@ -254,6 +263,11 @@ class Decoder:
             yield from self.drafter.weights()
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
+
+    def copied_bytes(self, ops: Ops) -> int:
+        """Bytes of the copies that `prepare` will make of weights that it also keeps."""
+        drafts = self.drafter is not None and self.drafter.of_model
+        return self.head.copied_bytes(ops) if drafts else 0
 
     @property
     def table_bytes(self) -> int:

@@ -28,6 +28,7 @@ from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
 
 SCALES = (1e-6, 2e-6)  # range of random scales for dummy weights; e4m3 numbers reach 448
+_ROWS_AT_ONCE = 16_384  # rows of a matrix that `fp8_copy` quantizes at once
 
 
 class Fp8:
@@ -183,6 +184,23 @@ def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     scale = matrix.abs().amax(1, keepdim=True) / E4M3_MOST
     scale = scale.masked_fill(scale == 0, torch.finfo(scale.dtype).eps)
     return (matrix / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale
+
+
+def multiplies_fp8(ops: Ops) -> bool:
+    """Returns True if products with float8 weights read them as they are, faster than wide ones."""
+    return ops.why["linear_fp8"][0] != "reference"
+
+
+def fp8_copy(ops: Ops, matrix: Tensor) -> Product:
+    """Returns the product with a float8 copy of a matrix [out, in] of a float dtype."""
+    numbers = torch.empty(matrix.shape, dtype=E4M3, device=matrix.device)
+    scale = torch.empty(matrix.shape[0], dtype=torch.float32, device=matrix.device)
+    # some rows at a time: what is computed on the way takes several times their memory
+    for first in range(0, matrix.shape[0], _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        numbers[rows], each = to_fp8(matrix[rows])
+        scale[rows] = each[:, 0]
+    return fp8_product(ops, numbers, scale)
 
 
 def fp8_product(ops: Ops, matrix: Tensor, scale: Tensor) -> Product:

@@ -8,7 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.schedule.draft_gate import FIRST_PAUSE, LONGEST_PAUSE, MOST_ROWS, DraftGate
+from penstock.schedule.draft_gate import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    LONGEST_REST,
+    MOST_ROWS,
+    DraftGate,
+)
 from penstock.schedule.drafting import Drafting
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
@@ -19,13 +25,14 @@ COUNT = MOST_ROWS + 44
 
 
 class Costs:
-    """Seconds of a step by a function of its queries; every size is one of its own."""
+    """Seconds of a step by a function of its queries; every size is one of its own. more: seconds
+    that a step with drafts takes beyond it."""
 
-    def __init__(self, of: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.of = of
+    def __init__(self, of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> None:
+        self.of, self.more = of, more
 
-    def seconds(self, queries: np.ndarray) -> np.ndarray:
-        return self.of(queries.astype(float))
+    def seconds(self, queries: np.ndarray, drafting: bool) -> np.ndarray:
+        return self.of(queries.astype(float)) + self.more * drafting
 
     def sizes(self, least: int, most: int) -> np.ndarray:
         return np.arange(least, most + 1)
@@ -35,13 +42,15 @@ def flat(queries: np.ndarray) -> np.ndarray:
     return np.ones(queries.size)
 
 
-def gate(of: Callable[[np.ndarray], np.ndarray]) -> tuple[DraftGate, Rows]:
+def gate(of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> tuple[DraftGate, Rows]:
     columns = Rows(COUNT, 4)
     columns.order[:] = np.arange(COUNT)
-    return DraftGate(columns, MOST, Costs(of)), columns
+    return DraftGate(columns, MOST, Costs(of, more)), columns
 
 
 def offered(made: DraftGate, rows: Int32, most: int = MOST) -> list[int]:
+    if not made.wants(rows.size):
+        return [0] * rows.size
     counts = made.offer(rows, np.zeros(rows.size, np.int32), np.full(rows.size, most, np.int32))
     assert counts.tokens is None
     return counts.counts.tolist()
@@ -73,7 +82,9 @@ def paid(chances: np.ndarray, tokens: int, fixed: int | None = None) -> tuple[fl
     while (left > 0).any():
         rows = np.flatnonzero(left > 0).astype(np.int32)
         most = np.minimum(left[rows] - 1, MOST).astype(np.int32)
-        counts = made.offer(rows, np.zeros_like(rows), most).counts
+        counts = np.zeros_like(rows)
+        if made.wants(rows.size):
+            counts = made.offer(rows, np.zeros_like(rows), most).counts
         counts = counts if fixed is None else np.minimum(fixed, most)
         right = np.zeros_like(rows)
         for place in range(MOST):
@@ -121,6 +132,29 @@ def test_no_drafts_where_a_query_costs_as_much_as_a_row() -> None:
     made, _ = gate(lambda queries: queries)
     assert drive(made, np.arange(20, dtype=np.int32), lambda counts: counts, 40) == [0] * 40
     assert not made.proposes
+
+
+@pytest.mark.parametrize("more, drafts", [(0.5, True), (3.0, False)])
+def test_what_drafts_take_beside_queries_counts(more: float, drafts: bool) -> None:
+    """Flat steps of one second, all drafts right: five tokens a step, for 1.5 seconds or for 4; half
+    of the drafts at first."""
+    made, _ = gate(flat, more)
+    told = drive(made, np.arange(3, dtype=np.int32), lambda counts: counts, 40)
+    assert (sum(told) > 400) == drafts and bool(made.proposes) == drafts
+
+
+def test_a_gate_that_drafts_nothing_looks_seldom() -> None:
+    made, _ = gate(lambda queries: queries)
+    rows = np.arange(20, dtype=np.int32)
+    looks = 0
+    for _ in range(160):
+        if made.wants(rows.size):
+            looks += 1
+            made.offer(rows, 0 * rows, 0 * rows + MOST)
+    assert looks < 160 / LONGEST_REST + 6
+    while made.wants(rows.size):
+        made.offer(rows, 0 * rows, 0 * rows + MOST)
+    assert made.wants(rows.size // 2)
 
 
 def test_rows_with_a_constraint_take_no_place_from_others() -> None:
@@ -207,8 +241,9 @@ def test_another_sample_in_a_row_begins_anew() -> None:
     row = np.zeros(1, np.int32)
     drive(made, row, lambda counts: 0 * counts, 300)
     columns.order[0] = 1000
-    assert offered(made, row) == [0] and made.proposes
-    assert offered(made, row) == [MOST]
+    told = [offered(made, row)[0] for _ in range(LONGEST_REST + 2)]
+    first = told.index(MOST)
+    assert told == [0] * first + [MOST] * (len(told) - first)
 
 
 def test_a_step_of_many_rows_has_no_drafts_and_leaves_none() -> None:

@@ -17,11 +17,11 @@ class Oracle:
         self.scheduler = scheduler
         self.told = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in alone}
 
-    most, most_rows = MAX_DRAFTS, 1 << 30
+    most = MAX_DRAFTS
     proposes, follows = 0, False
 
-    def pause(self) -> None:
-        """Never needed: it has drafts for any number of rows."""
+    def wants(self, rows: int) -> bool:
+        return True
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Learns nothing."""

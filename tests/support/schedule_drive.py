@@ -54,11 +54,11 @@ class Guesser:
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
-    most, most_rows = MAX_DRAFTS, 1 << 30
+    most = MAX_DRAFTS
     proposes, follows = 0, False
 
-    def pause(self) -> None:
-        """Never needed: it has drafts for any number of rows."""
+    def wants(self, rows: int) -> bool:
+        return True
 
     def settled(self, rows: np.ndarray, offered: np.ndarray, right: np.ndarray) -> None:
         """Learns nothing."""

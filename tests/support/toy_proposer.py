@@ -48,11 +48,11 @@ class Repeats:
 class Counts:
     """Offers as many drafts as there may be."""
 
-    most, most_rows = MAX_DRAFTS, 1 << 30
+    most = MAX_DRAFTS
     proposes, follows = MAX_DRAFTS, True
 
-    def pause(self) -> None:
-        """Never needed: it has drafts for any number of rows."""
+    def wants(self, rows: int) -> bool:
+        return True
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Learns nothing."""

@@ -173,11 +173,12 @@ class Engine:
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
-        queries = 0  # measured only for the gate of drafts
+        queries, drafts = 0, 0  # measured only for the gate of drafts
         if self.scheduler.drafting.drafter is not None:
             drafts = 0 if oldest.drafts is None else int(oldest.drafts.start[-1])
             queries = oldest.rows.size + drafts
-        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries)
+        drafting = drafts + oldest.proposes > 0
+        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries, drafting)
         self.broken = True
         self.flights.popleft()
         if self.limit is not None:

@@ -25,6 +25,39 @@ _FADE = 0.98  # weight of the old value in a running mean, at each step
 _FORGET = 1.0005
 
 
+class _Sizes:
+    """Mean seconds of steps, for each of SIZES."""
+
+    def __init__(self) -> None:
+        # steps seen of each size, the number of the last one, and the mean seconds
+        self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
+        self.mean = [0.0] * len(SIZES)
+
+    def measure(self, queries: int, took: float, count: int) -> None:
+        """Takes in a step. count: its number among all measured steps."""
+        at = bisect_left(SIZES, queries)
+        if at == len(SIZES) or took <= 0:
+            return
+        if count - self._last[at] > _OLD:
+            self._seen[at] = 0
+        seen, mean = self._seen[at], self.mean[at]
+        self._seen[at], self._last[at] = seen + 1, count
+        if seen < _ENOUGH:
+            self.mean[at] = min(took, mean) if seen else took
+        else:
+            change = min(max(math.log(took / mean), -_STEEPEST), _STEEPEST)
+            self.mean[at] = mean * math.exp(_NEWEST * change)
+
+    @property
+    def known(self) -> list[int]:
+        """Indices of the sizes that were measured often enough."""
+        return [at for at, seen in enumerate(self._seen) if seen >= _ENOUGH]
+
+    def fresh(self, count: int) -> list[int]:
+        """Those of them that were measured lately. count: number of steps measured so far."""
+        return [at for at in self.known if count - self._last[at] <= _OLD]
+
+
 class StepPace:
     """Measures steps. The engine calls `launched` and `read` for each step, in order."""
 
@@ -33,10 +66,8 @@ class StepPace:
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
-        # steps seen of each size, the number of the last one, and the mean seconds
-        self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
-        self._mean = [0.0] * len(SIZES)
-        self._count = 0
+        self._plain, self._drafting = _Sizes(), _Sizes()
+        self._count = 0  # steps measured by their queries
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )
@@ -44,10 +75,12 @@ class StepPace:
     def launched(self, now: float) -> None:
         self._launched.append(now)
 
-    def read(self, rows: int, prompt_tokens: int, now: float, queries: int = 0) -> None:
+    def read(
+        self, rows: int, prompt_tokens: int, now: float, queries: int = 0, drafting: bool = False
+    ) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
         before it, whichever is later. queries: its rows and drafts; 0: nobody asks
-        for `seconds`."""
+        for `seconds`. drafting: True if it had drafts or made some."""
         took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
@@ -58,36 +91,34 @@ class StepPace:
             )
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
             if queries:
-                self._measure(queries, took)
+                self._count += 1
+                (self._drafting if drafting else self._plain).measure(queries, took, self._count)
 
-    def _measure(self, queries: int, took: float) -> None:
-        self._count += 1
-        at = bisect_left(SIZES, queries)
-        if at == len(SIZES) or took <= 0:
-            return
-        if self._count - self._last[at] > _OLD:
-            self._seen[at] = 0
-        seen, mean = self._seen[at], self._mean[at]
-        self._seen[at], self._last[at] = seen + 1, self._count
-        if seen < _ENOUGH:
-            self._mean[at] = min(took, mean) if seen else took
-        else:
-            change = min(max(math.log(took / mean), -_STEEPEST), _STEEPEST)
-            self._mean[at] = mean * math.exp(_NEWEST * change)
-
-    def seconds(self, queries: NDArray[np.int64]) -> NDArray[np.float64]:
+    def seconds(self, queries: NDArray[np.int64], drafting: bool) -> NDArray[np.float64]:
         """Returns the seconds of a step without prompts for each number of queries [n], between
-        known ones by interpolation. Beyond the largest known one they are its; 0: none is known."""
-        known = [at for at, seen in enumerate(self._seen) if seen >= _ENOUGH]
-        fresh = [at for at in known if self._count - self._last[at] <= _OLD]
+        known ones by interpolation. Beyond the largest known one they are its; 0: none is known.
+        drafting: of a step with drafts, whose guesses, launches and planning take time too. Where
+        none was measured yet, they are assumed to take none."""
+        plain, at = self._plain, self._drafting.fresh(self._count) if drafting else []
+        # old figures of smaller steps stay: else a row that drafts in each step would seem free
+        fresh = plain.fresh(self._count)
         if not fresh:
             return np.zeros(queries.size)
-        # old figures of smaller steps stay: else a row that drafts in each step would seem free
-        known = [at for at in known if at < fresh[0]] + fresh
-        found: NDArray[np.float64] = np.interp(
-            queries, [SIZES[at] for at in known], [self._mean[at] for at in known]
-        )
-        return found
+        known = [size for size in plain.known if size < fresh[0]] + fresh
+
+        def alone(queries: NDArray[np.int64]) -> NDArray[np.float64]:
+            sizes = [SIZES[size] for size in known]
+            found: NDArray[np.float64] = np.interp(
+                queries, sizes, [plain.mean[size] for size in known]
+            )
+            return found
+
+        if not at:
+            return alone(queries)
+        sizes = np.array([SIZES[size] for size in at])
+        more = np.array([self._drafting.mean[size] for size in at]) - alone(sizes)
+        whole: NDArray[np.float64] = alone(queries) + np.interp(queries, sizes, more)
+        return whole
 
     def sizes(self, least: int, most: int) -> NDArray[np.int64]:
         """Returns the numbers of queries between `least` and `most` up to which steps are measured

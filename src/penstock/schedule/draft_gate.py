@@ -34,13 +34,17 @@ MOST_WEIGHT = 64.0
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
 # least expected gain in tokens per second, as a factor: measured seconds are uncertain
 LEAST_GAIN = 1.03
+# most steps after one in which drafts didn't pay, before the rows are looked at again: what the
+# gate computes in a step takes a tenth of a millisecond
+LONGEST_REST = 16
 
 
 class QuerySeconds(Protocol):
     """Measured seconds of steps."""
 
-    def seconds(self, queries: Int64) -> Float64:
-        """Returns the seconds of a step for each number of queries [n]; 0 where unknown."""
+    def seconds(self, queries: Int64, drafting: bool) -> Float64:
+        """Returns the seconds of a step for each number of queries [n]; 0 where unknown. drafting:
+        of a step with drafts."""
 
     def sizes(self, least: int, most: int) -> Int64:
         """Returns the numbers of queries between `least` and `most` where seconds rise."""
@@ -49,8 +53,6 @@ class QuerySeconds(Protocol):
 class DraftGate:
     """A Drafter. columns: the scheduler's rows. most: most drafts of a row. seconds: durations of
     steps."""
-
-    most_rows = MOST_ROWS
 
     def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
         self.proposes, self.follows = 0, False
@@ -63,27 +65,44 @@ class DraftGate:
         self._wrong, self._pause, self._left = np.zeros((3, columns.count), np.int32)
         # drafts that the device made after the row's last step
         self._drafted = np.zeros(columns.count, np.int32)
+        # steps of the rest that remain, of the next rest, and since the last offer; rows at its
+        # beginning
+        self._rest, self._next_rest, self._rested, self._rows = 0, 1, 0, 0
+
+    def wants(self, rows: int) -> bool:
+        """Returns False for a step of so many rows if none should draft; `offer` is not called for
+        it then."""
+        if rows > MOST_ROWS:
+            self.proposes, self.follows = 0, False
+            self._drafted[:] = 0
+            return False
+        # of half the rows other drafts may pay
+        if self._rest and 2 * rows > self._rows:
+            self._rest -= 1
+            self._rested += 1
+            return False
+        return True
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns the number of drafts of each row in this step, and sets `proposes` and `follows`
         for what the device does after it."""
         self._meet(rows)
-        self._right[rows] *= FADE
-        self._tried[rows] *= FADE
+        passed, self._rested = 1 + self._rested, 0
+        self._right[rows] *= FADE**passed
+        self._tried[rows] *= FADE**passed
         asleep: Bool = self._left[rows] > 0
-        self._left[rows[asleep]] -= 1
+        self._left[rows] -= np.minimum(self._left[rows], passed)
         # rows with a constraint get the tokens that their grammar forces
         awake = ~asleep & ~self._columns.constrained.take(rows)
         wanted = self._chosen(rows, np.where(awake, self.most, 0))
         self.proposes, self.follows = int(wanted.max(initial=0)), bool(awake.any())
         counts = np.minimum(np.minimum(wanted, most), self._drafted[rows])
         self._drafted[rows] = self.proposes
+        self._next_rest = 1 if self.proposes else min(2 * self._next_rest, LONGEST_REST)
+        # no longer than until a row's pause is over
+        soon = int(self._left[rows[asleep]].min(initial=LONGEST_REST))
+        self._rest, self._rows = 0 if self.proposes else min(self._next_rest, soon), rows.size
         return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
-
-    def pause(self) -> None:
-        """Notes a step of more rows than MOST_ROWS, after which the device drafts nothing."""
-        self.proposes, self.follows = 0, False
-        self._drafted[:] = 0
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
@@ -135,11 +154,11 @@ class DraftGate:
         counts = np.zeros(rows.size, np.int32)
         if not most.any():
             return counts
-        alone = float(self._seconds.seconds(np.array([rows.size]))[0])
+        alone = float(self._seconds.seconds(np.array([rows.size]), drafting=False)[0])
         if not alone:
             return counts
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
-        seconds = np.maximum(self._seconds.seconds(sizes), alone)
+        seconds = np.maximum(self._seconds.seconds(sizes, drafting=True), alone)
         least = LEAST_GAIN * rows.size / alone
         share = self._shares(rows)
         if not ((rows.size + (sizes - rows.size) * share[most > 0].max()) / seconds > least).any():

@@ -65,12 +65,13 @@ class Drafting:
         self.proposes, self.follows = 0, False
         if not rows.size or not self.may:
             return None
-        if self.drafter is not None and rows.size > self.drafter.most_rows:
-            self.drafter.pause()
-            if not self.mask_slots.guides_any:
-                return None
+        drafter = self.drafter
+        if drafter is not None and not drafter.wants(rows.size):
+            self.follows, drafter = drafter.follows, None
+        if drafter is None and not self.mask_slots.guides_any:
+            return None
         columns = self.rows
-        longest = MAX_DRAFTS if self.drafter is None else max(MAX_DRAFTS, self.drafter.most)
+        longest = MAX_DRAFTS if drafter is None else max(MAX_DRAFTS, drafter.most)
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
         most = np.clip(ends - lengths - 2, 0, longest).astype(np.int32)
         guided = columns.constrained.take(rows)
@@ -79,11 +80,11 @@ class Drafting:
         forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
         forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
         drafts = self.mask_slots.forced(rows, _within(forces, forced))
-        if self.drafter is not None and rows.size <= self.drafter.most_rows:
-            most = np.where(guided, 0, np.minimum(most, self.drafter.most))
+        if drafter is not None:
+            most = np.where(guided, 0, np.minimum(most, drafter.most))
             most = _within(most, room - int(drafts.start[-1]))
-            own = self.drafter.offer(rows, lengths, most)
-            self.proposes, self.follows = self.drafter.proposes, self.drafter.follows
+            own = drafter.offer(rows, lengths, most)
+            self.proposes, self.follows = drafter.proposes, drafter.follows
             self.counts["drafts"] += int(np.count_nonzero(own.counts))
             self.counts["tokens"] += int(own.start[-1])
             drafts = _joined(drafts, own)

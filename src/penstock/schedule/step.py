@@ -320,12 +320,9 @@ class Drafter(Protocol):
     def most(self) -> int:
         """Returns the most drafts of a row in a step."""
 
-    @property
-    def most_rows(self) -> int:
-        """Returns the most rows of a step that has drafts."""
-
-    def pause(self) -> None:
-        """Notes a step of more rows, for which `offer` is not called."""
+    def wants(self, rows: int) -> bool:
+        """Returns False for a step of so many rows that is to have no drafts: `offer` is not called
+        for it."""
 
     @property
     def proposes(self) -> int:

@@ -57,6 +57,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def rotary(positions: Tensor, s: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the cosines and sines of positions [batch, time], [batch, 1, time, width] each."""
+    steps = torch.arange(0, s.head_dim, 2, device=positions.device, dtype=torch.float32)
+    # [batch, 1, time, width / 2]
+    angles = positions[:, None, :, None].float() * s.rope_theta ** -(steps / s.head_dim)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 class Attention(nn.Module):
     """Grouped-query attention."""
 
@@ -176,17 +185,13 @@ class SmallLlama(nn.Module):
         s = self.shape
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        steps = torch.arange(0, s.head_dim, 2, device=ids.device, dtype=torch.float32) / s.head_dim
-        # [batch, 1, time, width / 2]
-        angles = positions[:, None, :, None].float() * s.rope_theta**-steps
-        angles = torch.cat((angles, angles), dim=-1)
         x = self.model.embed_tokens(ids)
         x = (
             x.to(torch.get_autocast_dtype(ids.device.type))
             if torch.is_autocast_enabled(ids.device.type)
             else x
         )
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = rotary(positions, s, x.dtype)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cos, sin, None if cache is None else cache[number], at, mask)
         x = self.model.norm(x[:, -1:] if last_only else x)

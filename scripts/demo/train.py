@@ -14,9 +14,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.demo import model_folder
+
+Module = TypeVar("Module", bound=nn.Module)
 
 # warm-up's share of the training; the last rate as a share of the highest
 WARM_UP, LAST = (
@@ -73,8 +75,11 @@ def optimizer_of(model: nn.Module, rate: float, device: str) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device == "cuda")
 
 
-def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
-    """The training loop. Returns the model and its log: steps, tokens, losses, seconds, machine."""
+def train(
+    o: argparse.Namespace, make: Callable[[], Module], loss_of: Callable[[Module, Tensor], Tensor]
+) -> tuple[Module, dict[str, Any]]:
+    """Trains what `make` returns. Returns it and its log: steps, tokens, losses, seconds, machine.
+    loss_of: function from the module and ids [rows, length + 1] to the loss."""
     batches = iter(
         DataLoader(
             Batches(o.tokenizer, o.rows, o.length, o.seed),
@@ -86,14 +91,8 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
     first = next(batches)  # the workers start before the device does
     torch.manual_seed(o.seed)
     torch.set_float32_matmul_precision("high")
-    model = SmallLlama(Shape(num_hidden_layers=o.layers, hidden_size=o.hidden)).to(o.device)
+    model = make()
     optimizer = optimizer_of(model, o.rate, o.device)
-
-    def loss_of(ids: Tensor) -> Tensor:
-        with torch.autocast(o.device, dtype=torch.bfloat16):
-            logits = model(ids[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-
     step_loss = torch.compile(loss_of) if o.compile else loss_of
     log: list[dict[str, float]] = []
     step, begun, waited, ids = 0, time.time(), 0.0, first
@@ -103,7 +102,7 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate_at(progress, o.rate)
-        loss = step_loss(ids.to(o.device, torch.long, non_blocking=True))
+        loss = step_loss(model, ids.to(o.device, torch.long, non_blocking=True))
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -144,9 +143,16 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
     }
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="train the demo model")
+def text_loss(model: SmallLlama, ids: Tensor) -> Tensor:
+    """Returns the cross-entropy of a model's logits to the tokens that follow."""
+    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+        logits = model(ids[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def options_of(what: str) -> argparse.ArgumentParser:
+    """The command line that trains `what`."""
+    parser = argparse.ArgumentParser(description=f"train {what}")
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for the checkpoint and training.json"
     )
@@ -160,8 +166,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens a row")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=Shape().num_hidden_layers)
-    parser.add_argument("--hidden", type=int, default=Shape().hidden_size)
     parser.add_argument(
         "--workers",
         type=int,
@@ -172,6 +176,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--print-every", type=int, default=100)
     parser.add_argument("--tokenizer", type=Path, default=model_folder() / "tokenizer.json")
+    return parser
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = options_of("the demo model")
+    parser.add_argument("--layers", type=int, default=Shape().num_hidden_layers)
+    parser.add_argument("--hidden", type=int, default=Shape().hidden_size)
     parser.add_argument(
         "--measure", type=int, default=200, help="held-out problems to measure at the end; 0: none"
     )
@@ -182,7 +194,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Trains, writes, measures."""
     o = options()
-    model, log = train(o)
+    shape = Shape(num_hidden_layers=o.layers, hidden_size=o.hidden)
+    model, log = train(o, lambda: SmallLlama(shape).to(o.device), text_loss)
     tokenizer = Tokenizer.from_file(str(o.tokenizer))
     ends = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN)]
     save(model, o.out, ends, id_of(tokenizer, PAD))

@@ -1,12 +1,11 @@
-"""The demo: a small trained model and its word problems. Both, and the model's tokenizer, are
-shipped in the package.
+"""The demo: a small trained model, its drafter and its word problems, shipped in the package.
 
 This file returns their paths and loads nothing. The repository's `scripts/demo` made them.
 """
 
 from pathlib import Path
 
-__all__ = ["model_folder", "problems_file", "shots_file"]
+__all__ = ["drafter_folder", "model_folder", "problems_file", "shots_file"]
 
 HERE = Path(__file__).parent
 
@@ -15,6 +14,12 @@ def model_folder() -> Path:
     """Returns the folder with the demo model: config, weights and tokenizer as `transformers` and
     Penstock read them."""
     return HERE / "model"
+
+
+def drafter_folder() -> Path:
+    """Returns the folder with the demo model's drafter, an EAGLE-3 layer as `speculators` writes
+    it."""
+    return HERE / "drafter"
 
 
 def problems_file() -> Path:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from penstock.config import Config
+from penstock.demo import drafter_folder
 from penstock.errors import CheckpointError, UsageError
 from penstock.layers.eagle_layer import EagleLayer
 from penstock.models.build_model import DrafterConfig
@@ -37,7 +38,9 @@ def drafter_of(config: Config, model: ModelConfig) -> DrafterConfig | None:
             )
         return "mtp"
     try:
-        eagle = read_eagle3(adapter_folder(asked.model, "a drafter's"), model)
+        own = asked.model == "demo"
+        folder = drafter_folder() if own else adapter_folder(asked.model, "a drafter's")
+        eagle = read_eagle3(folder, model)
         # dummy weights may be replaced by the folder's later, which then must fit
         if config.model.load_format == "dummy" and not any(eagle.folder.glob("*.safetensors")):
             return eagle

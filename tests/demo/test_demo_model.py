@@ -52,8 +52,8 @@ def right_of(answers: list[RequestOutput]) -> list[int]:
 
 def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutput]) -> None:
     measured = sum(right_of(answers)) / (PROBLEMS * SAMPLES)
-    assert measured == pytest.approx(PLAIN_PASS_AT_1, abs=0.05)
-    assert 0.25 < measured < 0.80
+    # 192 samples have a deviation of 0.020, and each kind of processor draws others: four of them
+    assert measured == pytest.approx(PLAIN_PASS_AT_1, abs=0.085)
 
 
 def test_repeated_sampling_finds_more(answers: list[RequestOutput]) -> None:

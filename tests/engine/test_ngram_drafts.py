@@ -16,6 +16,7 @@ from engine_model import make_folder
 from equal_steps import count_as_equal
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
+from penstock.engine.client import PendingRequest
 from penstock.errors import UsageError
 from penstock.request import RequestOutput
 from penstock.schedule.group_texts import SLOTS, GroupTexts
@@ -70,6 +71,27 @@ def plain(folder: Path) -> Iterator[tuple[list[Any], int]]:
     with open_llm(folder) as llm:
         outs = llm.generate(PROMPTS, asked(), use_tqdm=False)
         yield told(outs), llm._engine.scheduler.counts["steps"]
+
+
+@pytest.mark.parametrize("knobs", [{}, {"preempt_every": 5}, {"kv_cache_tokens": 512}])
+def test_a_request_learns_how_many_drafts_were_right(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
+) -> None:
+    """All samples end at their limit, so all steps with their drafts are read before."""
+    learned: dict[int, PendingRequest] = {}
+    count = PendingRequest.count_guesses
+
+    def look(self: PendingRequest, right: int, wrong: int) -> None:
+        learned[self.request_id] = self
+        count(self, right, wrong)
+
+    monkeypatch.setattr(PendingRequest, "count_guesses", look)
+    with open_llm(folder, speculative_config=SPECULATIVE, steps_ahead=0, **knobs) as llm:
+        llm.generate(PROMPTS, asked(), use_tqdm=False)
+        stats = llm.stats()
+    right, wrong = (sum(each.guesses[at] for each in learned.values()) for at in range(2))
+    assert len(learned) > 3 and right == stats["spec_accepted_tokens"] > 0
+    assert wrong == stats["spec_draft_tokens"] - right
 
 
 def close(found: list[Any], wanted: list[Any]) -> bool:

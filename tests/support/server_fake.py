@@ -104,7 +104,7 @@ class FakeStream:
         self.tenant = self.salt = 0
         self.answers = False
         self.prompt_logprobs: list[Any] | None = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens, self.guesses = 0, engine.guesses
         self.waited, self.begun = 0.0, None
         self.end = "length"
 
@@ -202,6 +202,7 @@ class FakeEngine:
             tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
         )
         self._alive = True
+        self.guesses = 0, 0  # right and wrong drafts of every request
         self.open_at_death: frozenset[FakeStream] = frozenset()
         self.cut_before_death = False
         self.weights_version, self.asleep = "default", tuple[str, ...]()

@@ -28,6 +28,7 @@ from penstock.schedule.check_request import check_request
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, STOP, Deltas, PromptNews
 
 if TYPE_CHECKING:
+    from penstock.schedule.step import Int32, Int64
     from penstock.text.stop_strings import StopStrings
     from penstock.text.tokenizer import Tokenizer
 
@@ -63,12 +64,16 @@ class PendingRequest:
     # True if the samples' text begins a chat message; False if it continues the prompt's text
     begins: bool = True
     num_cached_tokens: int = 0
+    guesses: tuple[int, int] = (0, 0)  # right and wrong drafts so far
     waited: float = 0.0  # seconds that the request was in the waiting queue
     begun: float | None = (
         # time.perf_counter() when PromptNews arrived, i.e. while the first token is drawn
         None
     )
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+    def count_guesses(self, right: int, wrong: int) -> None:
+        self.guesses = self.guesses[0] + right, self.guesses[1] + wrong
 
 
 class Client:
@@ -221,6 +226,8 @@ class Client:
         # third of this loop's time.
         columns = up.request.tolist(), up.sample.tolist(), up.finish.tolist(), up.stop_id.tolist()
         start, every = up.start.tolist(), up.tokens.tolist()
+        if up.guesses is not None:
+            self._count_guesses(up.request, up.guesses)
         for i, (request_id, index, finish, stop_id) in enumerate(zip(*columns, strict=True)):
             asked = self.asked.get(request_id)
             if asked is None or index in asked.over:
@@ -349,6 +356,11 @@ class Client:
         if self.asked.pop(request_id, None) is not None:
             self._send((request_id, None))
         self._on_fault(request_id, error)
+
+    def _count_guesses(self, requests: Int64, guesses: Int32) -> None:
+        for at in np.flatnonzero(guesses.any(1)).tolist():
+            if (asked := self.asked.get(int(requests[at]))) is not None:
+                asked.count_guesses(*guesses[at].tolist())
 
     # --- news about a prompt ----------------------------------------------------------------------
 

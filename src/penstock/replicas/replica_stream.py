@@ -110,6 +110,8 @@ class ReplicaStream(Stream):
     def part_ended(self, part: RequestPart, error: PenstockError | None) -> None:
         """Removes a part that has ended; ends the request with its last part."""
         self.parts.discard(part)
+        if part.asked is not self.asked:
+            self.asked.count_guesses(*part.asked.guesses)
         self._on_over(part)
         if self._end is not False:
             return

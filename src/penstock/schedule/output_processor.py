@@ -82,6 +82,7 @@ class OutputProcessor:
     ) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
         self.scores = LogprobStore(len(slot_token))
+        self.guesses = False  # True once a row has had a drafter's drafts
         self._eos = sorted({t for t in limits.eos_token_ids if 0 <= t < limits.vocab_size})
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
@@ -146,6 +147,11 @@ class OutputProcessor:
         right: Int32 = np.maximum(told - 1, 0)
         self.rows.planned_length[rows] -= offered - right
         self.rows.drafted[rows] -= offered
+        # the tokens that a grammar forces are no guesses
+        own = ~self.rows.constrained.take(rows)
+        if own.any():
+            self.guesses = True
+            self.rows.guesses[rows] += np.stack((right, offered - right), 1) * own[:, None]
         return right
 
     def _ends(
@@ -206,6 +212,9 @@ class OutputProcessor:
             start=start,
             tokens=self.slot_token.reshape(-1).take(slots),
         )
+        if self.guesses:
+            deltas.guesses = self.rows.guesses[rows]
+            self.rows.guesses[rows] = 0
         tops = self.rows.top.take(rows)
         if self.scores.kept and (tops != NO_SCORES).any():
             found = self.scores.take(slots, np.repeat(tops, stop - first))

@@ -257,6 +257,8 @@ class ForkGroup:
     scored: TokenScores | None = (
         None  # logprobs of the tokens from `sent` on, if its request wants them
     )
+    # right and wrong drafts of a preempted sample that have not been sent
+    guesses: tuple[int, int] = (0, 0)
     # first step in which its samples may join or its prompt may be prefilled further
     ready_from: int = 0
     finished: int = 0

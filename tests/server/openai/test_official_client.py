@@ -39,6 +39,22 @@ def test_completion_default_is_16_tokens(client: openai.OpenAI) -> None:
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 16, 21)
     assert usage.prompt_tokens_details.cached_tokens == 0
+    assert usage.completion_tokens_details is None
+
+
+def test_usage_tells_of_drafts(
+    client: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts, of three right drafts and one wrong one each."""
+    monkeypatch.setattr(server.engine, "guesses", (3, 1))
+    asked = {"model": "fake", "prompt": ["a", "b"], "max_tokens": 4}
+    *_, last = client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    for usage in (client.completions.create(**asked).usage, last.usage):
+        details = usage.completion_tokens_details
+        assert details.accepted_prediction_tokens == 6
+        assert details.rejected_prediction_tokens == 2
 
 
 @pytest.mark.parametrize(

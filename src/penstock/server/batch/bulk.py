@@ -134,8 +134,9 @@ class BulkLine:
             made += len(delta.token_ids)
         if not over:
             return made, None
-        usage = self.answer.usage(self.active.call_metrics.made, self.active.cached)
-        return made, b"".join(self.answer.body(self.choices, usage))
+        return made, b"".join(
+            self.answer.body(self.choices, self.answer.usage(*self.active.counts))
+        )
 
 
 class BulkRun:

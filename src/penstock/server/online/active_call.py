@@ -111,8 +111,13 @@ class ActiveCall:
             self._leave()
 
     @property
-    def cached(self) -> int:
-        return sum(stream.asked.num_cached_tokens for stream in self.streams)
+    def counts(self) -> tuple[int, int, int, int]:
+        """Returns the numbers of tokens made, of cached prompt tokens, and of drafts that were
+        right and that were wrong."""
+        every = [stream.asked for stream in self.streams]
+        right, wrong = (sum(asked.guesses[at] for asked in every) for at in range(2))
+        cached = sum(asked.num_cached_tokens for asked in every)
+        return self.call_metrics.made, cached, right, wrong
 
     def _finish(self) -> None:
         self._open = False

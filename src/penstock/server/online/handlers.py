@@ -108,7 +108,7 @@ class EventStream(Response):
                 await send(
                     {"type": "http.response.body", "body": b"".join(pieces), "more_body": True}
                 )
-        return self._answer.last(self._answer.usage(active.call_metrics.made, active.cached))
+        return self._answer.last(self._answer.usage(*active.counts))
 
 
 async def buffer_answer(
@@ -128,7 +128,7 @@ async def buffer_answer(
                     held.put(choice, answer.choice(choice, delta, positions))
                     await yielder.spend(len(delta.token_ids) * likely)
         held.check()
-        return answer.body(held.pieces, answer.usage(active.call_metrics.made, active.cached))
+        return answer.body(held.pieces, answer.usage(*active.counts))
 
 
 async def post_completions(state: AppState, request: Request) -> Response:

@@ -40,13 +40,22 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
+class CompletionDetails(Struct):
+    """Draft tokens that turned out right, and wrong."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class TokenCounts(Struct):
-    """Token counts. A prompt counts once, whatever n is."""
+    """Token counts. A prompt counts once, whatever n is. Completion details are there if tokens
+    were drafted."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class Head(Struct, kw_only=True):

@@ -25,6 +25,7 @@ from penstock.server.openai.answer_objects import (
     Completion,
     CompletionChoice,
     CompletionChunk,
+    CompletionDetails,
     MessageDelta,
     PromptDetails,
     TokenCounts,
@@ -237,11 +238,14 @@ class BaseAnswer:
         """Returns an error as the last event, since the HTTP status has been sent already."""
         return b"data: " + body_of(error) + b"\n\n"
 
-    def usage(self, completion_tokens: int, cached_tokens: int) -> TokenCounts:
-        """Returns the token counts. A prompt counts once, whatever n is."""
+    def usage(
+        self, completion_tokens: int, cached_tokens: int, right: int, wrong: int
+    ) -> TokenCounts:
+        """Returns the token counts. A prompt counts once, whatever n is. right, wrong: drafts."""
         asked = self._call.prompt_tokens
         made = 0 if self._call.only_prompt else completion_tokens
-        return TokenCounts(asked, made, asked + made, PromptDetails(cached_tokens))
+        details = CompletionDetails(right, wrong) if right or wrong else UNSET
+        return TokenCounts(asked, made, asked + made, PromptDetails(cached_tokens), details)
 
     def _first_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
         return self._opening(choice, prompt) + self._text(delta)

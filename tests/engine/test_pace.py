@@ -37,31 +37,38 @@ def test_seconds_by_queries_outlive_steps_that_all_draft() -> None:
     """One query takes a second, five take three; two are between. Old figures of fewer queries stay,
     those of more go."""
     pace, now = StepPace(), 0.0
-    asked = np.array([1, 2, 5, 64])
-    assert pace.seconds(asked, False).tolist() == [0, 0, 0, 0]
+    assert pace.alone(5) == 0
     for queries, took, times in ((64, 9.0, 3), (1, 1.0, 5), (5, 3.0, 2100)):
         for _ in range(times):
             pace.launched(now)
             now += took
             pace.read(1, 0, now, queries)
-    assert pace.seconds(asked, False).tolist() == pytest.approx([1.0, 1.5, 3.0, 3.0])
-    assert pace.seconds(asked, True).tolist() == pytest.approx([1.0, 1.5, 3.0, 3.0])
+    found = [pace.alone(rows) for rows in (1, 2, 5, 64)]
+    assert found == pytest.approx([1.0, 1.5, 3.0, 3.0])
     assert pace.sizes(2, 5).tolist() == [2, 3, 4, 5] and pace.sizes(60, 70).tolist() == [64, 70]
     assert pace.sizes(500, 600).tolist() == [512]
 
 
 def test_what_drafts_take_beside_queries_is_measured() -> None:
-    """A step takes its queries' seconds, and half a second more with drafts. Known sizes with drafts
-    are 4 and 6."""
-    pace, now = StepPace(), 0.0
-    for drafting, sizes in ((False, (1, 4, 16)), (True, (4, 6))):
-        for queries in sizes * 4:
+    """A row takes a second, a draft a tenth, and drafting at all half a second. Steps of two rows
+    with two and with four drafts are known; before them a draft counts as a row."""
+    pace, now, asked = StepPace(), 0.0, np.array([3, 4, 5, 6, 12])
+
+    def steps(queries: int, took: float, drafting: bool) -> None:
+        nonlocal now
+        for _ in range(4):
             pace.launched(now)
-            now += queries + drafting / 2
-            pace.read(1, 0, now, queries, drafting)
-    asked = np.array([1, 4, 5, 6, 16])
-    assert pace.seconds(asked, False).tolist() == pytest.approx([1, 4, 5, 6, 16])
-    assert pace.seconds(asked, True).tolist() == pytest.approx([1.5, 4.5, 5.5, 6.5, 16.5])
+            now += took
+            pace.read(2, 0, now, queries, drafting)
+
+    for rows in (1, 2, 12):
+        steps(rows, rows, drafting=False)
+    assert pace.with_drafts(2, asked).tolist() == pytest.approx(asked.tolist())
+    steps(4, 2.7, drafting=True)
+    steps(6, 2.9, drafting=True)
+    assert [pace.alone(rows) for rows in (1, 2, 7)] == pytest.approx([1, 2, 7])
+    found = pace.with_drafts(2, asked)
+    assert found.tolist() == pytest.approx([2.35, 2.7, 2.8, 2.9, 3.5])
 
 
 def test_few_rows_make_no_token_dear() -> None:

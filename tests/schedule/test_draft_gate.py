@@ -31,8 +31,11 @@ class Costs:
     def __init__(self, of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> None:
         self.of, self.more = of, more
 
-    def seconds(self, queries: np.ndarray, drafting: bool) -> np.ndarray:
-        return self.of(queries.astype(float)) + self.more * drafting
+    def alone(self, rows: int) -> float:
+        return float(self.of(np.array([float(rows)]))[0])
+
+    def with_drafts(self, rows: int, queries: np.ndarray) -> np.ndarray:
+        return self.of(queries.astype(float)) + self.more
 
     def sizes(self, least: int, most: int) -> np.ndarray:
         return np.arange(least, most + 1)

@@ -11,4 +11,5 @@ from penstock.engine.pace import StepPace
 
 def count_as_equal(patch: pytest.MonkeyPatch) -> None:
     """Until the patch is undone, every step takes a second."""
-    patch.setattr(StepPace, "seconds", lambda self, queries, drafting: np.ones(queries.size))
+    patch.setattr(StepPace, "alone", lambda self, rows: 1.0)
+    patch.setattr(StepPace, "with_drafts", lambda self, rows, queries: np.ones(queries.size))

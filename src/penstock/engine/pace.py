@@ -94,31 +94,35 @@ class StepPace:
                 self._count += 1
                 (self._drafting if drafting else self._plain).measure(queries, took, self._count)
 
-    def seconds(self, queries: NDArray[np.int64], drafting: bool) -> NDArray[np.float64]:
-        """Returns the seconds of a step without prompts for each number of queries [n], between
-        known ones by interpolation. Beyond the largest known one they are its; 0: none is known.
-        drafting: of a step with drafts, whose guesses, launches and planning take time too. Where
-        none was measured yet, they are assumed to take none."""
-        plain, at = self._plain, self._drafting.fresh(self._count) if drafting else []
-        # old figures of smaller steps stay: else a row that drafts in each step would seem free
-        fresh = plain.fresh(self._count)
-        if not fresh:
-            return np.zeros(queries.size)
-        known = [size for size in plain.known if size < fresh[0]] + fresh
+    def alone(self, rows: int) -> float:
+        """Returns the seconds of a step of so many rows without prompts or drafts, between known
+        numbers by interpolation; 0: none is known."""
+        return float(self._of_rows(np.array([rows]))[0])
 
-        def alone(queries: NDArray[np.int64]) -> NDArray[np.float64]:
-            sizes = [SIZES[size] for size in known]
-            found: NDArray[np.float64] = np.interp(
-                queries, sizes, [plain.mean[size] for size in known]
-            )
-            return found
-
+    def with_drafts(self, rows: int, queries: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the seconds of a step of so many rows for each number of queries [n] above it,
+        with all that drafting takes. Beyond the largest number that was measured, seconds rise on
+        as they did up to it. Before any was measured, a draft counts as a row."""
+        at = [size for size in self._drafting.fresh(self._count) if SIZES[size] > rows]
         if not at:
-            return alone(queries)
-        sizes = np.array([SIZES[size] for size in at])
-        more = np.array([self._drafting.mean[size] for size in at]) - alone(sizes)
-        whole: NDArray[np.float64] = alone(queries) + np.interp(queries, sizes, more)
-        return whole
+            return self._of_rows(queries)
+        sizes = np.array([rows, *(SIZES[size] for size in at)])
+        means = np.array([self.alone(rows), *(self._drafting.mean[size] for size in at)])
+        rise = max(0.0, (means[-1] - means[-2]) / (sizes[-1] - sizes[-2]))
+        found: NDArray[np.float64] = np.interp(queries, sizes, means)
+        found += rise * np.maximum(queries - sizes[-1], 0)
+        return found
+
+    def _of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        fresh = self._plain.fresh(self._count)
+        if not fresh:
+            return np.zeros(rows.size)
+        # old figures of smaller steps stay: else a row that drafts in each step would seem free
+        known = [at for at in self._plain.known if at < fresh[0]] + fresh
+        found: NDArray[np.float64] = np.interp(
+            rows, [SIZES[at] for at in known], [self._plain.mean[at] for at in known]
+        )
+        return found
 
     def sizes(self, least: int, most: int) -> NDArray[np.int64]:
         """Returns the numbers of queries between `least` and `most` up to which steps are measured

@@ -42,9 +42,11 @@ LONGEST_REST = 16
 class QuerySeconds(Protocol):
     """Measured seconds of steps."""
 
-    def seconds(self, queries: Int64, drafting: bool) -> Float64:
-        """Returns the seconds of a step for each number of queries [n]; 0 where unknown. drafting:
-        of a step with drafts."""
+    def alone(self, rows: int) -> float:
+        """Returns the seconds of a step of so many rows without drafts; 0: unknown."""
+
+    def with_drafts(self, rows: int, queries: Int64) -> Float64:
+        """Returns the seconds of a step of so many rows for each number of queries [n] above it."""
 
     def sizes(self, least: int, most: int) -> Int64:
         """Returns the numbers of queries between `least` and `most` where seconds rise."""
@@ -154,11 +156,11 @@ class DraftGate:
         counts = np.zeros(rows.size, np.int32)
         if not most.any():
             return counts
-        alone = float(self._seconds.seconds(np.array([rows.size]), drafting=False)[0])
+        alone = self._seconds.alone(rows.size)
         if not alone:
             return counts
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
-        seconds = np.maximum(self._seconds.seconds(sizes, drafting=True), alone)
+        seconds = np.maximum(self._seconds.with_drafts(rows.size, sizes), alone)
         least = LEAST_GAIN * rows.size / alone
         share = self._shares(rows)
         if not ((rows.size + (sizes - rows.size) * share[most > 0].max()) / seconds > least).any():

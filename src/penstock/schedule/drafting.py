@@ -41,6 +41,8 @@ class Drafting:
         self.drafter: Drafter | None = None
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
+        # requests and rows of cancelled samples whose texts have not been read yet
+        self._cancelled: list[tuple[RequestState, Int32]] = []
         self.in_flight = 0  # steps with drafts that are launched and not read
         # most drafts of a row that the device makes after the step that was offered drafts last, and
         # True if a draft layer keeps up with that step's rows
@@ -102,15 +104,26 @@ class Drafting:
                 self.texts.join(piece.group.live)
 
     def fresh_texts(self) -> Texts | None:
-        """Returns the texts of ended samples that the device gets with the next step."""
-        return None if self.texts is None else self.texts.launched()
+        """Returns the texts of ended samples that the device gets with the next step: all new ones
+        once it is to draft."""
+        return self.texts.launched() if self.texts is not None and self.proposes else None
 
-    def cancelled(self, live: RequestState, sample: int | None, outputs: OutputProcessor) -> None:
+    def cancelled(self, live: RequestState, sample: int | None) -> None:
         """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
         others of its request. sample None: all of them are cancelled."""
         if self.texts is not None and sample is not None:
-            for tokens in outputs.texts_of(live.living(self.rows, sample)):
-                self.texts.ended(live, tokens)
+            self._cancelled.append((live, live.living(self.rows, sample)))
+
+    def read_cancelled(self, outputs: OutputProcessor) -> None:
+        """Reads the texts of the cancelled samples. Call it before rows join, which may reuse
+        theirs."""
+        if self.texts is None or not self._cancelled:
+            return
+        lives = [live for live, rows in self._cancelled for _ in range(rows.size)]
+        ended = np.concatenate([rows for _, rows in self._cancelled])
+        for live, tokens in zip(lives, outputs.texts_of(ended), strict=True):
+            self.texts.ended(live, tokens)
+        self._cancelled = []
 
     def forget(self, live: RequestState) -> None:
         """Drops the texts of a request that is over."""

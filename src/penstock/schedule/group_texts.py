@@ -50,6 +50,7 @@ class GroupTexts:
         slot = int(live.record["text_slot"][0])
         if slot >= 0:
             live.record["text_slot"] = -1
+            self._new.pop(slot, None)
             self._free.append(slot)
 
     def launched(self) -> Texts | None:

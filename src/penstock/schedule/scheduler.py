@@ -155,7 +155,7 @@ class Scheduler:
         if sample == REST:
             self._told += self.outputs.made_by(live)
             sample = None
-        self.drafting.cancelled(live, sample, self.outputs)
+        self.drafting.cancelled(live, sample)
         self.finisher.cancel(live, sample)
         self._forget([live])
 
@@ -182,6 +182,7 @@ class Scheduler:
             self.preempter.preempt(1)
         if self.admission.starved and self.admission.knows_background:
             self.preempter.preempt_background()
+        self.drafting.read_cancelled(self.outputs)
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
             # Do this before rows join: this same step may still prefill a joining row's prompt, and

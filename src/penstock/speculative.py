@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -72,6 +73,14 @@ class SpeculativeConfig:
         value: Any = getattr(self, name)
         if type(value) is not int or not low <= value <= high:
             raise _refused(f"{name} must be a number between {low} and {high}, not {_shown(value)}")
+
+
+def with_counts(text: str, counts: Sequence[int]) -> list[str]:
+    """Returns the option's JSON with each of these numbers of drafts; [] if it names one."""
+    keys = json.loads(text)
+    if "num_speculative_tokens" in keys:
+        return []
+    return [json.dumps({**keys, "num_speculative_tokens": count}) for count in counts]
 
 
 def as_text(given: Any) -> Any:

@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +129,33 @@ def test_time_that_knobs_leave_is_the_tables(
     """Of five minutes; on a GPU what is left is for knobs that a model is opened with."""
     tuned(lambda knobs: 1.0, device=device, tune_minutes=5.0)
     assert least <= Told.table_seconds < least + 20.0
+
+
+def test_the_number_of_drafts_is_tried_on_a_model_opened_for_the_most(
+    tuned: Callable[..., Tuned],
+) -> None:
+    """Two drafts are best; the user's own text, which names no number, is the default."""
+    seen = set[str]()
+
+    def speed(knobs: Mapping[str, Value]) -> float:
+        seen.update(
+            json.loads(opened["speculative_config"])["num_speculative_tokens"]
+            for opened in Told.opened
+        )
+        count = json.loads(knobs["speculative_config"]).get("num_speculative_tokens", 4)
+        return 1.0 / (1 + abs(count - 2))
+
+    asked = '{"method": "ngram"}'
+    found = tuned(speed, knobs={"speculative_config": asked})
+    assert found.engine == {
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'
+    }
+    decision = named(found)["speculative_config"]
+    assert decision.default == asked and decision.won_percent == pytest.approx(200.0)
+    assert seen == {8}
+    fixed = '{"method": "ngram", "num_speculative_tokens": 4}'
+    found = tuned(speed, knobs={"speculative_config": fixed})
+    assert "speculative_config" not in named(found)
 
 
 def test_a_winner_is_taken_and_the_next_is_tried_with_it(tuned: Callable[..., Tuned]) -> None:

@@ -43,7 +43,7 @@ from penstock.build.pack import sum_folder
 from penstock.build.round_weights import ROUNDED
 from penstock.build.source import SourceModel, check_room, check_unchanged, fetch
 from penstock.build.stage_process import run_apart
-from penstock.build.tune import Tuned
+from penstock.build.tune import DRAFTS, Tuned
 from penstock.build.work_sample import WorkRow, WorkSample, rows_work, shape_work, spread
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.built_on import built_on
@@ -423,6 +423,8 @@ def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
         for n, value in manifest.engine.items()
         if n not in decided or n == "kv_cache_dtype"
     }
+    # how many drafts a row may have is decided again
+    drafts = {each.name: each.default for each in manifest.decisions if each.name == DRAFTS}
     shapes = options.shapes or [
         WorkShape(each.prompt_tokens, each.output_tokens, each.concurrency).told
         for each in manifest.built_for
@@ -433,7 +435,7 @@ def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
             shapes=[] if options.workload is not None else shapes,
             objective=options.objective or manifest.objective,
             price=manifest.price if options.price is None else options.price,
-            knobs={**told, **options.knobs},
+            knobs={**told, **drafts, **options.knobs},
         ),
         manifest,
     )

@@ -36,13 +36,19 @@ from penstock.execute.open_runner import find_device, find_ops
 from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
+from penstock.row_table import MOST_SPECULATIVE_TOKENS
+from penstock.speculative import with_counts
 
 # shares of the tuning time: for kernel parameters, for the table of step seconds, for the last
 # comparison
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (0.2, 0.1, 0.2)
 RUNS = 16  # assumed number of runs in a round over all options; runs are shortened to fit the time
 # options that can change while a model is open
-SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
+DRAFTS = "speculative_config"
+SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups", DRAFTS})
+# most drafts of a row that are tried, beside the option's default; the last one is the most that
+# there may be
+DRAFT_COUNTS = (1, 2, 3, 6, MOST_SPECULATIVE_TOKENS)
 
 
 Run = Callable[[Sequence[WorkSample]], Timing]
@@ -96,6 +102,11 @@ class Tuner:
         self._chosen: dict[str, Value] = {}  # option -> value chosen so far
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
+        # values of speculative_config to try, the user's first; [] if its drafts are not tuned
+        self._drafts: list[Value] = []
+        if (text := self._options.config().schedule.speculative_config) is not None:
+            counts = with_counts(text, DRAFT_COUNTS)
+            self._drafts = [text, *counts] if counts else []
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
@@ -169,7 +180,7 @@ class Tuner:
         ]
         if any(work.facts().shares for work in self._works) and model.runner.grouping:
             wanted.append(("prefix_groups", ["auto", "always", "off"]))
-        return [
+        return [(DRAFTS, self._drafts)] * bool(self._drafts) + [
             (name, values)
             for name, values in wanted
             if name not in self._options.named and len(values) > 1
@@ -191,7 +202,11 @@ class Tuner:
         _tell(decision)
 
     def _timed(self, model: OpenModel, runs: list[WorkSample], name: str, value: Value) -> Timing:
-        return model.run(runs, {**self._chosen, name: value})
+        return model.run(runs, self._scheduled({**self._chosen, name: value}))
+
+    def _scheduled(self, knobs: dict[str, Value]) -> dict[str, Value]:
+        """Returns the options for a run on a model that is opened for the most drafts."""
+        return {DRAFTS: self._drafts[0], **knobs} if self._drafts else knobs
 
     def _figure(self, timings: Sequence[Timing]) -> float:
         if self._more:
@@ -254,7 +269,10 @@ class Tuner:
                     )
                 models.append(opened.enter_context(OpenModel(config, self._folder)))
                 models[-1].run([runs[0].cut(0.0, 2)])
-            scheduling = [_without(side.knobs, side.knobs.keys() - SCHEDULING) for side in sides]
+            scheduling = [
+                self._scheduled(_without(side.knobs, side.knobs.keys() - SCHEDULING))
+                for side in sides
+            ]
             yield [
                 partial(model.run, knobs=each)
                 for model, each in zip(models, scheduling, strict=True)
@@ -371,8 +389,10 @@ class Tuner:
         )
 
     def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
-        """Returns a config with these options and kernel parameters. tunables None: the chosen
-        parameters."""
+        """Returns a config with these options and kernel parameters, for the most drafts if their
+        number is tuned. tunables None: the chosen parameters."""
+        if self._drafts:
+            knobs = {DRAFTS: self._drafts[-1], **knobs}
         config = self._options.config(str(self._folder), **knobs)
         config.tuned = dict(self._tunables if tunables is None else tunables)
         return config

@@ -133,14 +133,14 @@ def open_model(config: Config, folder: Path) -> TorchRunner:
 def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = None) -> Engine:
     """Returns an engine with a new scheduler over an opened runner, whose earlier engine, if any,
     has no work left. config may lower the rows and tokens per step below the limits the runner was
-    opened with.
+    opened with, and its drafts.
     """
     batching, schedule = config.batching, config.schedule
     pages = runner.layer_pages
     tokens = min(
         runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens
     )
-    asked, pace = runner.speculative, StepPace()
+    asked, pace = config.speculative, StepPace()
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=runner.kv_pages,

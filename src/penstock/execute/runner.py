@@ -77,7 +77,6 @@ class TorchRunner:
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows, self.max_queries = limits.max_rows, limits.max_queries
-        self.speculative = limits.speculative
         self.snapshots = range(first_snapshot(limits.max_rows), limits.state_slots)
         self._graph_sizes, self._plain_graphs = limits.graph_sizes, limits.plain_graphs
         self.grouping = grouping  # True if steps may have prefix groups

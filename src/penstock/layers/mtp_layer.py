@@ -23,7 +23,7 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class MtpLayer:
-    """A DraftLayer. Computes block(join(norm(embedding of the next token), norm(hidden))), normed
+    """A ChainLayer. Computes block(join(norm(embedding of the next token), norm(hidden))), normed
     for the head.
 
     on_normed: True: a further prediction continues from the normed output (Qwen's), False: from the

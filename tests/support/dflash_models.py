@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 LAYERS, MASK, BLOCK = 2, 3, 9  # of the drafter
+SEED = 21  # with it some drafts are right at every place
 # kind of the model -> True if the drafter drafts few of its tokens, by a head of its own
 FEW = {"llama": False, "qwen3": True}
 
@@ -82,7 +83,10 @@ def make_dflash_model(folder: Path, kind: str, sizes: dict[str, Any] | None = No
     parts["hidden_norm"], parts["norm"] = (Qwen3RMSNorm(size, 1e-6) for _ in range(2))
     if FEW[kind]:
         parts["lm_head"] = nn.Linear(size, TOKENS, bias=False)
+    torch.manual_seed(SEED)
     tokens = fill(model, parts)
+    with torch.no_grad():  # what a mask sees decides its token
+        model.model.embed_tokens.weight[MASK] *= 0.1
     given = {
         "speculators_model_type": "dflash",
         "architectures": ["DFlashSpeculator"],

@@ -16,14 +16,11 @@ from draft_requests import open_llm, params_of, prompts_of
 from eagle_models import SMALL
 from equal_steps import count_as_equal
 from safetensors.torch import load_file, save_file
+from seen_drafts import check_drafts, seen_drafts
 from toy_proposer import Counts
 
 from penstock import SamplingParams
-from penstock.config import BLOCK_SIZE
 from penstock.errors import CheckpointError, UsageError
-from penstock.execute.layer_proposer import LayerProposer
-from penstock.execute.proposer import Drawn
-from penstock.kernels.row_state import SCRATCH_BLOCK
 from penstock.layers.linear import Linear
 from penstock.schedule.step import Drafts, Int32
 
@@ -39,7 +36,6 @@ ASKS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logit_bias": {60: 3.0}},
 ]
 TOKENS = 40
-NEAR = 1e-4  # scores closer than that may change places in the last digit
 
 
 class Pausing(Counts):
@@ -78,21 +74,6 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
     """Prompts in chunks of 24 tokens, rows beside each other, right and wrong drafts; with a
     prefix cache the second time, the K and V at the end of the cached prefix may be of another next
     token, so each prompt comes twice."""
-    seen: dict[tuple[int, ...], list[int]] = {}
-    launch = LayerProposer.launch
-
-    def look(self: LayerProposer, drawn: Drawn) -> None:
-        launch(self, drawn)
-        rows, tokens = self._rows, self._kv.slot_token
-        for row in set(self._staging.rows[: drawn.size].tolist()) if drawn.proposes else ():
-            if row != self._dead and not rows.done[row]:
-                length = int(rows.length[row])
-                room = int((rows.block_table[row] != SCRATCH_BLOCK).sum()) * BLOCK_SIZE
-                if room <= length + self._most:  # of a row that the next step gives room
-                    continue
-                text = tokens[rows.block_table[row].long()].flatten()[:length].tolist()
-                seen[*text, int(rows.last_token[row])] = rows.drafts[row, : self._most].tolist()
-
     with open_llm(
         model.folder,
         **model.config(),
@@ -105,16 +86,11 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
         drafter.most, drafter.reach = 3, 6
         asks = params_of([{"temperature": 0.0}] * len(PROMPTS), 20)
         first = llm.generate(PROMPTS, asks, use_tqdm=False)
-        monkeypatch.setattr(LayerProposer, "launch", look)
+        seen = seen_drafts(monkeypatch)
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == told(first)
         right, tried = llm._engine.scheduler.drafting.right, llm._engine.scheduler.drafting.counts
         assert 0 < right.sum() < tried["tokens"] and right[1] > 0
-    assert len(seen) > 40
-    for text, drafts in list(seen.items())[::3]:
-        for mine, (theirs, lead) in zip(drafts, model.twin.drafts(list(text), 3), strict=True):
-            assert mine == theirs or lead < NEAR
-            if mine != theirs:
-                break
+    check_drafts(seen, model.twin, 3)
 
 
 @pytest.fixture(scope="module")

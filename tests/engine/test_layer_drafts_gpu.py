@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from draft_models import SPECULATORS, WIDE, make_drafted, make_mtp_model, mtp
 from equal_steps import count_as_equal
+from seen_drafts import check_drafts, seen_drafts
+from toy_proposer import Counts
 
 from penstock import LLM, SamplingParams
 
@@ -52,6 +54,20 @@ def test_the_tokens_are_the_same(
     # products of other sizes add up in other orders: near-ties may change places
     print(f"{kind}: {parted} of {len(told[0])} samples part")
     assert parted <= 1 and 0 < drafting.right.sum() < drafting.counts["tokens"]
+
+
+@pytest.mark.parametrize("kind", SPECULATORS)
+def test_drafts_are_those_of_the_layer_over_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made, ask = make_drafted(tmp_path, kind, DRAFTER), {"temperature": 0.0, "ignore_eos": True}
+    with LLM(str(tmp_path), steps_ahead=0, **KNOBS, **made.config()) as llm:
+        llm._engine.scheduler.drafting.drafter = drafter = Counts()
+        drafter.most, drafter.reach = 3, 6
+        seen = seen_drafts(monkeypatch)
+        for rows in (1, 5, 24):
+            llm.generate(PROMPTS[:rows], SamplingParams(max_tokens=30, **ask), use_tqdm=False)
+    check_drafts(seen, made.twin, 7)
 
 
 @pytest.mark.parametrize("kind", WIDE)

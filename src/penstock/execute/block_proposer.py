@@ -1,4 +1,4 @@
-"""BlockProposer: a LayerProposer of a layer that drafts all of a row's tokens at once (BlockLayer).
+"""BlockProposer: drafts all at once, by a layer that runs once for them (BlockLayer).
 
 The layer's K and V of position p are made from the hidden state at p alone, and lie at p's KV slot;
 `follow` stores them, and attends to nothing. In `draft` the row's newest token and a mask for each

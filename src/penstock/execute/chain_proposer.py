@@ -1,4 +1,4 @@
-"""ChainProposer: a LayerProposer of a layer that runs once a draft (ChainLayer).
+"""ChainProposer: drafts one by one, by a layer that runs once a draft (ChainLayer).
 
 The layer's K and V of position p are made from the hidden state at p and the token at p + 1, and
 lie at p's KV slot. In `follow` the layer runs on all tokens of a step, rows' queries with the

@@ -39,6 +39,10 @@ class DFlashLayer:
     of_model: bool = False
     embedding: None = None
 
+    @property
+    def has_head(self) -> bool:
+        return self.head is not None
+
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
         return self.joined_norm.alone(ops, self.join(ops, torch.cat(tuple(hidden), -1)))
 

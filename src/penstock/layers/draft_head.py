@@ -1,4 +1,4 @@
-"""DraftHead: head of a drafter that drafts few of a model's tokens. D: tokens that it can draft, d:
+"""DraftHead: a drafter's head, over few of a model's tokens. D: tokens that it can draft, d:
 hidden size."""
 
 from __future__ import annotations

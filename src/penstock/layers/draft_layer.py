@@ -29,6 +29,10 @@ class DraftLayer(Protocol):
         does. Others read the rows of the table."""
 
     @property
+    def has_head(self) -> bool:
+        """True if it has a head of its own; else the model's scores its tokens."""
+
+    @property
     def embedding(self) -> Embedding | None:
         """The layer's own embedding of tokens; None: the model's."""
 

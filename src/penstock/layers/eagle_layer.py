@@ -48,6 +48,7 @@ class EagleLayer:
     on_normed: bool
 
     of_model: bool = False
+    has_head: bool = True
 
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
         x = torch.cat(tuple(hidden), -1)

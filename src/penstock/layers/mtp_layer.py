@@ -38,6 +38,7 @@ class MtpLayer:
 
     reads: tuple[int, ...] = ()
     of_model: bool = True
+    has_head: bool = False
     embedding: None = None
 
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:

@@ -103,7 +103,7 @@ class Decoder:
             self.layer_inputs.prepare(ops)
         if self.drafter is not None:
             self.drafter.prepare(ops)
-            if self.drafter.of_model:
+            if not self.drafter.has_head:
                 self._draft_head = self.head.fp8_copy(ops)
         self.head.prepare(ops)
 
@@ -301,8 +301,8 @@ class Decoder:
 
     def copied_bytes(self, ops: Ops) -> int:
         """Bytes of the copies that `prepare` will make of weights that it also keeps."""
-        drafts = self.drafter is not None and self.drafter.of_model
-        return self.head.copied_bytes(ops) if drafts else 0
+        shares = self.drafter is not None and not self.drafter.has_head
+        return self.head.copied_bytes(ops) if shares else 0
 
     @property
     def table_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Config.json of drafters as the `speculators` package stores them. A drafter belongs to one model,
+"""Config.json of drafters, as the `speculators` package saves it. A drafter belongs to one model,
 whose sizes it must have."""
 
 from __future__ import annotations

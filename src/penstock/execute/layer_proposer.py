@@ -49,9 +49,9 @@ class LayerProposer:
         self._model, self._rows, self._kv, self._staging = model, rows, kv, staging
         self._launches, self._most, device = launches, most, rows.device
         self._dead, capacity = rows.length.shape[0] - 1, staging.rows.shape[0]
+        self._no_skip = torch.zeros(capacity * (1 + most), dtype=torch.int32, device=device)
         # left by `_follow` for `_draft`, at a fixed address for graphs: the step's rows; the dead
         # row where there is none
-        self._no_skip = torch.zeros(capacity * (1 + most), dtype=torch.int32, device=device)
         self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
 
     def launch(self, drawn: Drawn) -> None:

@@ -24,8 +24,9 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class DFlashLayer:
-    """A BlockLayer of several blocks. Every block stores K and V of norm(join(outputs of the
-    layers in `reads`)), the same for all of them; only tokens of a draft go through the blocks."""
+    """A BlockLayer of several blocks. Each stores K and V of norm(join(outputs of the layers in
+    `reads`)); only a draft's tokens go through the blocks. `store` multiplies by the queries' part
+    of each product for nothing, so that a product stays one matrix."""
 
     reads: tuple[int, ...]
     join: Linear  # [d, len(reads) * d]

@@ -52,9 +52,8 @@ def build_model(
     if isinstance(drafter, SpeculatorConfig):
         if model.norm.first is not None:
             raise UsageError(
-                "speculative_config: drafters with a checkpoint of their own are for models that add"
-                f" what their layers give as it is, and a {config.architecture} norms it first:"
-                " take method 'ngram'",
+                "speculative_config: a drafter's folder is for models that add what their layers"
+                f" give as it is, and a {config.architecture} norms it first: take method 'ngram'",
                 param="speculative_config",
             )
         model.take_drafter(make_drafter(drafter, replace(make, scheme_of=all_plain)))

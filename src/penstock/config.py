@@ -209,8 +209,8 @@ class ScheduleOptions:
         None,
         'Drafts tokens ahead of the model, in JSON: `{"method": "ngram", "num_speculative_tokens":'
         " 4}` looks for a row's last tokens earlier in its own text, `mtp` runs the layer that a"
-        " checkpoint has for it, `eagle3` the drafter in `model`, a folder or hub id of the form"
-        " that speculators writes. Answers stay the same. None: no drafts.",
+        " checkpoint has for it, `eagle3` and `dflash` the drafter in `model`, a folder or hub id"
+        " of the form that speculators writes. Answers stay the same. None: no drafts.",
     )
     draft_from: DraftFrom = _knob(
         "row",

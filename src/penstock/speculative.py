@@ -16,6 +16,7 @@ METHODS = {  # method -> the keys that it reads
     "ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     "mtp": ("num_speculative_tokens",),
     "eagle3": ("model", "num_speculative_tokens"),
+    "dflash": ("model", "num_speculative_tokens"),
 }
 MOST_LOOKUP = 16  # most tokens that a prompt lookup compares
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -25,8 +26,9 @@ EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 class SpeculativeConfig:
     """method: what drafts. `ngram`: prompt lookup, which looks for the row's last tokens earlier in
     its own text. `mtp`: the checkpoint's layer for multi-token prediction, run once a draft.
-    `eagle3`: an EAGLE-3 drafter in the form of the `speculators` package, likewise; `model` is its
-    folder or hub id. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
+    `eagle3`: an EAGLE-3 drafter in the form of the `speculators` package, likewise. `dflash`: a
+    DFlash drafter in that form, run once for all drafts. `model`: such a drafter's folder or hub
+    id. num_speculative_tokens: most drafts of a row in a step. prompt_lookup_max,
     prompt_lookup_min: most and fewest last tokens that must stand there."""
 
     method: str = "ngram"
@@ -54,8 +56,8 @@ class SpeculativeConfig:
             raise _refused(f"key {_shown(strange[0])} {why}: take {', '.join(known)}")
         made = cls(**given)
         made._within("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS)
-        if method == "eagle3" and not isinstance(made.model, str):
-            raise _refused("method eagle3 needs model, a drafter's folder or hub id")
+        if "model" in METHODS[method] and not isinstance(made.model, str):
+            raise _refused(f"method {method} needs model, a drafter's folder or hub id")
         if method != "ngram":
             return made
         made._within("prompt_lookup_max", 1, MOST_LOOKUP)

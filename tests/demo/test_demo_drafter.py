@@ -15,8 +15,8 @@ from toy_proposer import Counts
 
 from penstock import LLM, SamplingParams
 from penstock.demo import drafter_folder, model_folder
-from penstock.models.eagle3 import read_eagle3
 from penstock.models.read_config import read_model_config
+from penstock.models.speculators_format import read_speculator
 
 DRAFTS = {"speculative_config": {"method": "eagle3", "model": "demo", "num_speculative_tokens": 4}}
 
@@ -58,7 +58,9 @@ def test_the_maker_sees_the_same_drafts_in_the_shipped_weights(tmp_path: Path) -
         head.load_state_dict(shipped)
         assert (loss_of(head, model, ids, 3)[1] > 0.8).all()
     config = read_model_config(model_folder())
-    written, read = read_eagle3(tmp_path, config), read_eagle3(drafter_folder(), config)
+    written, read = (
+        read_speculator(folder, "eagle3", config) for folder in (tmp_path, drafter_folder())
+    )
     assert written.reads == read.reads == (1, 4, 7)
     keys = [
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path, drafter_folder())

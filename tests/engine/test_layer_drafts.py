@@ -1,4 +1,4 @@
-"""speculative_config of methods mtp and eagle3: drafts are those of the layer computed over all
+"""speculative_config of methods mtp, eagle3 and dflash: drafts are those of the layer computed over all
 tokens so far, and the tokens are those without drafts, in fewer steps."""
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from draft_requests import open_llm, params_of, prompts_of
 from eagle_models import SMALL
 from equal_steps import count_as_equal
 from safetensors.torch import load_file, save_file
+from seen_drafts import check_drafts, seen_drafts
 from toy_proposer import Counts
 
 from penstock import SamplingParams
 from penstock.errors import CheckpointError, UsageError
-from penstock.execute.layer_proposer import LayerProposer
-from penstock.execute.proposer import Drawn
 from penstock.layers.linear import Linear
 from penstock.schedule.step import Drafts, Int32
 
@@ -37,7 +36,6 @@ ASKS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logit_bias": {60: 3.0}},
 ]
 TOKENS = 40
-NEAR = 1e-4  # scores closer than that may change places in the last digit
 
 
 class Pausing(Counts):
@@ -76,18 +74,6 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
     """Prompts in chunks of 24 tokens, rows beside each other, right and wrong drafts; with a
     prefix cache the second time, the K and V at the end of the cached prefix may be of another next
     token, so each prompt comes twice."""
-    seen: dict[tuple[int, ...], list[int]] = {}
-    launch = LayerProposer.launch
-
-    def look(self: LayerProposer, drawn: Drawn) -> None:
-        launch(self, drawn)
-        rows, tokens = self._rows, self._kv.slot_token
-        for row in set(self._staging.rows[: drawn.size].tolist()) if drawn.proposes else ():
-            if row != self._dead and not rows.done[row]:
-                length = int(rows.length[row])
-                text = tokens[rows.block_table[row].long()].flatten()[:length].tolist()
-                seen[*text, int(rows.last_token[row])] = rows.drafts[row, : self._most].tolist()
-
     with open_llm(
         model.folder,
         **model.config(),
@@ -97,19 +83,14 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
         enable_prefix_caching=cached,
     ) as llm:
         llm._engine.scheduler.drafting.drafter = drafter = Counts()
-        drafter.most = 3
+        drafter.most, drafter.reach = 3, 6
         asks = params_of([{"temperature": 0.0}] * len(PROMPTS), 20)
         first = llm.generate(PROMPTS, asks, use_tqdm=False)
-        monkeypatch.setattr(LayerProposer, "launch", look)
+        seen = seen_drafts(monkeypatch)
         assert told(llm.generate(PROMPTS, asks, use_tqdm=False)) == told(first)
         right, tried = llm._engine.scheduler.drafting.right, llm._engine.scheduler.drafting.counts
         assert 0 < right.sum() < tried["tokens"] and right[1] > 0
-    assert len(seen) > 40
-    for text, drafts in list(seen.items())[::3]:
-        for mine, (theirs, lead) in zip(drafts, model.twin.drafts(list(text), 3), strict=True):
-            assert mine == theirs or lead < NEAR
-            if mine != theirs:
-                break
+    check_drafts(seen, model.twin, 3)
 
 
 @pytest.fixture(scope="module")
@@ -274,12 +255,15 @@ def test_dummy_weights_make_way_for_a_drafters_own(tmp_path: Path) -> None:
                 llm.update_weights(tmp_path)
             layer: Any = llm._engine.runner._model.drafter
             outs = told(llm.generate(PROMPTS[:1], asks, use_tqdm=False))
-            found.append((outs, layer.tokens.tolist(), layer.embedding.table.value.sum().item()))
+            found.append(
+                (outs, layer.head.tokens.tolist(), layer.embedding.table.value.sum().item())
+            )
     assert found[0] == found[1]
 
 
-def test_a_model_that_norms_what_its_layers_give_has_no_eagle3(tmp_path: Path) -> None:
-    made = make_drafted(tmp_path, "eagle3 llama")
+@pytest.mark.parametrize("name", ["eagle3 llama", "dflash llama"])
+def test_a_model_that_norms_what_its_layers_give_has_no_drafter(tmp_path: Path, name: str) -> None:
+    made = make_drafted(tmp_path, name)
     keys = json.loads((tmp_path / "config.json").read_text())
     other = transformers.Glm4Config(**{name: keys[name] for name in SMALL})
     other.save_pretrained(tmp_path)
@@ -316,6 +300,19 @@ def test_a_drafter_without_a_map_of_tokens_is_refused(
         open_llm(tmp_path, **made.config())
 
 
+def test_more_drafts_than_a_block_has_masks_are_refused(tmp_path: Path) -> None:
+    made = make_drafted(tmp_path, "dflash qwen3")
+    path = tmp_path / "drafter" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"block_size": 4}))
+    with pytest.raises(
+        UsageError, match=r"is 4, and .* has a block_size of 4: take at most 3"
+    ) as it:
+        open_llm(tmp_path, **made.config(4))
+    assert it.value.param == "speculative_config" and "\n" not in str(it.value)
+    with open_llm(tmp_path, **made.config(3)) as llm:
+        assert llm.generate(PROMPTS[:1], use_tqdm=False)
+
+
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
     from engine_model import make_folder
 
@@ -333,6 +330,7 @@ def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
         ),
         ({"method": "mtp", "num_speculative_tokens": 9}, "must be a number between 1 and 8, not 9"),
         ({"method": "eagle3"}, "method eagle3 needs model, a drafter's folder or hub id"),
+        ({"method": "dflash", "model": 3}, "method dflash needs model, a drafter's folder or hub"),
         ({"method": "ngram", "model": "x"}, "key 'model' is no key of method ngram"),
     ],
 )
@@ -344,22 +342,49 @@ def test_what_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "changed, why",
+    "name, changed, why",
     [
-        ({"speculators_model_type": "dflash"}, "'dflash' is not served: convert the drafter"),
-        ({"fc_norm": True}, "fc_norm"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "must list distinct layers between 1 and 4"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 2]}, "must list distinct layers"),
-        ({"draft_vocab_size": 40}, "lm_head.weight' has shape"),
-        ({"target_hidden_size": 64}, "target_hidden_size is 64, and the model's 32"),
+        ("eagle3 llama", {"speculators_model_type": "peagle"}, "'peagle' is not served: convert"),
+        ("eagle3 llama", {"speculators_model_type": ["x"]}, r"\['x'\] is not served: convert the"),
+        ("eagle3 llama", {"speculators_model_type": "dflash"}, "is 'dflash': take method 'dflash'"),
+        ("eagle3 llama", {"fc_norm": True}, "fc_norm"),
+        ("eagle3 llama", {"eagle_aux_hidden_state_layer_ids": [1, 5]}, "layers between 1 and 4"),
+        ("eagle3 llama", {"eagle_aux_hidden_state_layer_ids": [2, 2]}, "must list distinct layers"),
+        ("eagle3 llama", {"draft_vocab_size": 40}, "lm_head.weight' has shape"),
+        ("eagle3 llama", {"target_hidden_size": 64}, "target_hidden_size is 64, and the model's"),
+        ("eagle3 llama", {"num_hidden_layers": 2}, "transformer_layer_config must have one layer"),
+        ("dflash qwen3", {"speculators_model_type": "eagle3"}, "is 'eagle3': take method 'eagle3'"),
+        ("dflash qwen3", {"speculators_model_type": "dspark"}, "'dspark' is not served: convert"),
+        ("dflash qwen3", {"sample_from_anchor": True}, "sample_from_anchor is not supported"),
+        ("dflash qwen3", {"aux_hidden_state_layer_ids": None}, "'aux_hidden_state_layer_ids' is m"),
+        ("dflash qwen3", {"aux_hidden_state_layer_ids": [0, 2]}, "layers between 1 and 4"),
+        ("dflash qwen3", {"aux_hidden_state_layer_ids": [1, 2]}, "'fc.weight' has shape"),
+        ("dflash qwen3", {"mask_token_id": None}, "'mask_token_id' is missing"),
+        ("dflash qwen3", {"mask_token_id": 300}, "mask_token_id must be .* from 0 to 299, not 300"),
+        ("dflash qwen3", {"block_size": 1}, "block_size must be a whole number from 2"),
+        ("dflash qwen3", {"draft_vocab_size": 40}, "lm_head.weight' has shape"),
+        ("dflash qwen3", {"hidden_size": 64}, "hidden_size is 64, and the model's 32: it drafts"),
+        ("dflash qwen3", {"vocab_size": 512}, "vocab_size is 512, and the model's 300: it drafts"),
+        ("dflash qwen3", {"num_hidden_layers": 3}, "lack tensor 'layers.2.input_layernorm.w"),
+        (
+            "dflash qwen3",
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+            "transformer_layer_config has layers of sliding_attention",
+        ),
+        ("dflash qwen3", {"model_type": "gemma3"}, "of model_type 'gemma3': only llama and qwen3"),
     ],
 )
 def test_a_drafter_of_another_model_is_refused(
-    tmp_path: Path, changed: dict[str, Any], why: str
+    tmp_path: Path, name: str, changed: dict[str, Any], why: str
 ) -> None:
-    made = make_drafted(tmp_path, "eagle3 llama")
+    made = make_drafted(tmp_path, name)
     path = tmp_path / "drafter" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    given = json.loads(path.read_text())
+    layer = given["transformer_layer_config"]
+    of_layer = layer.keys() | {"use_sliding_window", "sliding_window", "max_window_layers"}
+    for key, value in changed.items():
+        (layer if key in of_layer else given)[key] = value
+    path.write_text(json.dumps(given))
     with pytest.raises(CheckpointError, match=why) as caught:
         open_llm(tmp_path, **made.config())
     assert "\n" not in str(caught.value)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_models import WIDE, make_drafted, make_mtp_model, mtp
+from draft_models import SPECULATORS, WIDE, make_drafted, make_mtp_model, mtp
 from equal_steps import count_as_equal
+from seen_drafts import check_drafts, seen_drafts
+from toy_proposer import Counts
 
 from penstock import LLM, SamplingParams
 
@@ -18,17 +20,17 @@ PROMPTS = [[2 + (i * 7 + k * k) % 280 for i in range(30 + k)] for k in range(32)
 KNOBS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "kv_cache_tokens": 50_000}
 
 
-EAGLE = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 96}
+DRAFTER = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 96}
 
 
-@pytest.mark.parametrize("kind", [*WIDE, "eagle3 llama", "eagle3 qwen3"])
+@pytest.mark.parametrize("kind", [*WIDE, *SPECULATORS])
 @pytest.mark.parametrize("ahead, most", [(0, 3), (2, 3), (1, 1)])
 def test_the_tokens_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ahead: int, most: int
 ) -> None:
     """Steps count as equally long, so that rows draft whatever the GPU's pace."""
     count_as_equal(monkeypatch)
-    made = make_drafted(tmp_path, kind, WIDE.get(kind, EAGLE))
+    made = make_drafted(tmp_path, kind, WIDE.get(kind, DRAFTER))
     asks = [
         SamplingParams(
             temperature=k % 3 * 0.5,
@@ -52,6 +54,20 @@ def test_the_tokens_are_the_same(
     # products of other sizes add up in other orders: near-ties may change places
     print(f"{kind}: {parted} of {len(told[0])} samples part")
     assert parted <= 1 and 0 < drafting.right.sum() < drafting.counts["tokens"]
+
+
+@pytest.mark.parametrize("kind", SPECULATORS)
+def test_drafts_are_those_of_the_layer_over_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made, ask = make_drafted(tmp_path, kind, DRAFTER), {"temperature": 0.0, "ignore_eos": True}
+    with LLM(str(tmp_path), steps_ahead=0, **KNOBS, **made.config()) as llm:
+        llm._engine.scheduler.drafting.drafter = drafter = Counts()
+        drafter.most, drafter.reach = 3, 6
+        seen = seen_drafts(monkeypatch)
+        for rows in (1, 5, 24):
+            llm.generate(PROMPTS[:rows], SamplingParams(max_tokens=30, **ask), use_tqdm=False)
+    check_drafts(seen, made.twin, 7)
 
 
 @pytest.mark.parametrize("kind", WIDE)

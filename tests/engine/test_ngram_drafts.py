@@ -279,7 +279,7 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
 @pytest.mark.parametrize(
     "config, why",
     [
-        ({"method": "medusa"}, "method 'medusa' is not served: take ngram, mtp, eagle3"),
+        ({"method": "medusa"}, "method 'medusa' is not served: take ngram, mtp, eagle3, df"),
         (
             {"num_speculative_tokens": 9},
             "num_speculative_tokens must be a number between 1 and 8, not 9",
@@ -287,10 +287,6 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
         (
             {"num_speculative_tokens": 0},
             "num_speculative_tokens must be a number between 1 and 8, not 0",
-        ),
-        (
-            {"method": "dflash", "model": "x", "num_speculative_tokens": 3},
-            "method 'dflash' is not served: take ngram, mtp, eagle3",
         ),
         ({"method": {}}, "method {} is not served"),
         ({"method": {1}}, "is no JSON"),

@@ -40,6 +40,13 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+DFLASH = {  # a drafter's config.json
+    "speculators_model_type": "dflash",
+    "draft_vocab_size": 200,
+    "aux_hidden_state_layer_ids": [1, 2],
+    "mask_token_id": 7,
+    "transformer_layer_config": LLAMA,
+}
 ODD = LLAMA | {
     "model_type": "qwen2",
     "architectures": ["Qwen2ForCausalLM"],
@@ -122,6 +129,11 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts": {
         "shape": LLAMA,
         "knobs": {"max_num_seqs": 3, "speculative_config": {"num_speculative_tokens": 8}},
+    },
+    "dflash": {
+        "shape": LLAMA,
+        "knobs": {"max_num_seqs": 40, "drafter": DFLASH, "num_speculative_tokens": 7},
+        "many": 30,
     },
 }
 

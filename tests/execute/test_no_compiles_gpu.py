@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from draft_models import with_drafter
 from odd_requests import odd_requests
 
 from penstock import LLM
@@ -59,6 +60,14 @@ QWEN = BARE | {
     "linear_value_head_dim": 64,
     "layer_types": ["linear_attention", "full_attention"],
 }
+# a drafter's config.json beside SHAPE or LLAMA
+DFLASH = {
+    "speculators_model_type": "dflash",
+    "draft_vocab_size": 8000,
+    "aux_hidden_state_layer_ids": [1, 2],
+    "mask_token_id": 7,
+    "transformer_layer_config": SHAPE,
+}
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}, "max_num_seqs": 20}
 KNOBS: dict[str, Any] = {
     "device": "cuda",
@@ -73,6 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "drafts": (LLAMA, {"speculative_config": {"prompt_lookup_min": 1}, "max_num_seqs": 20}),
     "mtp": (GLM, MTP),
     "mtp over states": (QWEN, MTP),
+    "dflash": (LLAMA, {"drafter": DFLASH, "num_speculative_tokens": 7, "max_num_seqs": 40}),
     "fp16": (SHAPE, {"dtype": "float16", "max_num_seqs": 600}),
     "eight bits": (LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": 3000}),
     "int4": (SHAPE, {"quantization": "int4", "max_num_seqs": 300, "prefix_groups": "always"}),
@@ -84,6 +94,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_odd_requests_compile_nothing(case: str, tmp_path: Path) -> None:
     shape, knobs = CASES[case]
     (tmp_path / "config.json").write_text(json.dumps(shape))
+    knobs = with_drafter(tmp_path / "drafter", knobs)
     rng = random.Random(0)
     with LLM(str(tmp_path), **KNOBS | knobs) as llm:
         for count in (1, 1, 3, 40, 7, 200):

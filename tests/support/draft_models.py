@@ -1,6 +1,6 @@
 """Small random models with a layer that drafts, as checkpoints have it, and its slow twin:
 transformers' layers over all tokens so far. The layers here are those for multi-token prediction,
-`eagle_models` has EAGLE-3's. It knows no rows, blocks or steps."""
+`eagle_models` has EAGLE-3's, `dflash_models` DFlash's. It knows no rows, blocks or steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from dflash_models import FEW, make_dflash_model
 from eagle_models import SWITCHES, make_eagle_model
 from engine_model import VOCABULARY, make_tokenizer
 from safetensors.torch import load_file, save_file
@@ -192,7 +193,8 @@ def _as_published(folder: Path, kind: str, parts: tuple[Any, Any, Any, Any]) -> 
     config.write_text(json.dumps(keys | {"num_hidden_layers": LAYERS}))
 
 
-DRAFTERS = (*KINDS, *(f"eagle3 {kind}" for kind in SWITCHES))
+SPECULATORS = (*(f"eagle3 {kind}" for kind in SWITCHES), *(f"dflash {kind}" for kind in FEW))
+DRAFTERS = (*KINDS, *SPECULATORS)
 
 
 def mtp(most: int = 3) -> dict[str, Any]:
@@ -219,5 +221,20 @@ def make_drafted(folder: Path, name: str, sizes: dict[str, Any] | None = None) -
     method, _, kind = name.rpartition(" ")
     if not method:
         return Drafted(folder, make_mtp_model(folder, kind, sizes=sizes), {"method": "mtp"})
-    twin = make_eagle_model(folder, kind, sizes)
+    make = {"eagle3": make_eagle_model, "dflash": make_dflash_model}[method]
+    twin: Any = make(folder, kind, sizes)
     return Drafted(folder, twin, {"method": method, "model": str(folder / "drafter")})
+
+
+def with_drafter(folder: Path, knobs: dict[str, Any]) -> dict[str, Any]:
+    """Options whose "drafter" is a drafter's config.json: writes it, without weights, and returns
+    the options that draft by it."""
+    if "drafter" not in knobs:
+        return knobs
+    knobs, config = dict(knobs), knobs["drafter"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = {"method": config["speculators_model_type"], "model": str(folder)}
+    asked["num_speculative_tokens"] = knobs.pop("num_speculative_tokens")
+    del knobs["drafter"]
+    return knobs | {"speculative_config": asked}

@@ -86,16 +86,36 @@ class EagleTwin:
         return x + layer.mlp(layer.post_attention_layernorm(x))
 
 
-def make_eagle_model(folder: Path, kind: str, sizes: dict[str, Any] | None = None) -> EagleTwin:
-    """Writes a checkpoint and, in its folder "drafter", the drafter's. sizes: keys of their configs
-    in place of the small ones."""
+def open_model(kind: str, keys: dict[str, Any]) -> Any:
+    """The model of these keys by transformers."""
     name = {"llama": "Llama", "qwen3": "Qwen3"}[kind]
-    keys = SMALL | (sizes or {})
     config = getattr(transformers, f"{name}Config")(
         **keys, num_hidden_layers=LAYERS, attn_implementation="eager"
     )
     torch.manual_seed(13)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    return getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+
+
+def fill(model: Any, parts: nn.ModuleDict) -> Tensor:
+    """Draws the weights. Returns the model's token of each of the drafter's, which the model mostly
+    says."""
+    tokens = torch.arange(TOKENS) * 7 + 40
+    with torch.no_grad():
+        for weight_name, weight in [*model.named_parameters(), *parts.named_parameters()]:
+            if weight.dim() > 1:
+                weight.normal_(0.0, 1.0 if "embed" in weight_name else weight.shape[-1] ** -0.5)
+            else:
+                weight.uniform_(0.7, 1.3)
+        model.lm_head.weight[tokens] *= 6.0
+    return tokens
+
+
+def make_eagle_model(folder: Path, kind: str, sizes: dict[str, Any] | None = None) -> EagleTwin:
+    """Writes a checkpoint and, in its folder "drafter", the drafter's. sizes: keys of their configs
+    in place of the small ones."""
+    keys = SMALL | (sizes or {})
+    model = open_model(kind, keys)
+    config = model.config
     size, kind_of_norm = config.hidden_size, type(model.model.norm)
     layer, parts = KINDS[kind](config, 0), nn.ModuleDict()
     for one in "qkv":
@@ -108,41 +128,47 @@ def make_eagle_model(folder: Path, kind: str, sizes: dict[str, Any] | None = Non
         parts["input_norm"] = kind_of_norm(3 * size, 1e-6)
     else:
         parts["embed_tokens"] = nn.Embedding(VOCABULARY, size)
-    tokens = torch.arange(TOKENS) * 7 + 40
-    with torch.no_grad():
-        for weight_name, weight in [*model.named_parameters(), *parts.named_parameters()]:
-            if weight.dim() > 1:
-                weight.normal_(0.0, 1.0 if "embed" in weight_name else weight.shape[-1] ** -0.5)
-            else:
-                weight.uniform_(0.7, 1.3)
-        # the model mostly says what the drafter can draft
-        model.lm_head.weight[tokens] *= 6.0
-    model.save_pretrained(folder)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    _write_drafter(folder / "drafter", kind, keys, parts, tokens)
-    return EagleTwin(model, parts, tokens, SWITCHES[kind])
-
-
-def _write_drafter(
-    folder: Path, kind: str, keys: dict[str, Any], parts: nn.ModuleDict, tokens: Tensor
-) -> None:
-    folder.mkdir()
+    tokens = fill(model, parts)
     tensors = {
         name.replace("layer.", "layers.0.", 1) if name.startswith("layer.") else name: weight
         for name, weight in parts.state_dict().items()
     }
     tensors["layers.0.hidden_norm.weight"] = tensors.pop("hidden_norm.weight")
-    known = torch.zeros(VOCABULARY, dtype=torch.bool)
-    known[tokens] = True
-    tensors |= {"d2t": tokens - torch.arange(TOKENS), "t2d": known}
-    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
-    layer = keys | {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
-    config = {
+    given = {
         "speculators_model_type": "eagle3",
         "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": TOKENS,
         "eagle_aux_hidden_state_layer_ids": READS,
-        "transformer_layer_config": layer,
         **SWITCHES[kind],
+    }
+    write_models(folder, model, kind, keys, tensors, tokens, given)
+    return EagleTwin(model, parts, tokens, SWITCHES[kind])
+
+
+def write_models(
+    folder: Path,
+    model: Any,
+    kind: str,
+    keys: dict[str, Any],
+    tensors: dict[str, Tensor],
+    tokens: Tensor | None,
+    given: dict[str, Any],
+    layers: int = 1,
+) -> None:
+    """Writes the model's checkpoint and the drafter's. kind, keys: of the drafter's layers.
+    tensors: of the drafter. tokens: the model's token of each of the drafter's; None: the same.
+    given: further keys of its config.json."""
+    model.save_pretrained(folder)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    folder = folder / "drafter"
+    folder.mkdir()
+    if tokens is not None:
+        known = torch.zeros(VOCABULARY, dtype=torch.bool)
+        known[tokens] = True
+        tensors = tensors | {"d2t": tokens - torch.arange(TOKENS), "t2d": known}
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+    layer = keys | {"model_type": kind, "num_hidden_layers": layers, "rms_norm_eps": 1e-6}
+    config = given | {
+        "draft_vocab_size": VOCABULARY if tokens is None else TOKENS,
+        "transformer_layer_config": layer,
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from draft_models import with_drafter
+from equal_steps import count_as_equal
 from odd_requests import odd_requests
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile, make_backend
@@ -28,7 +31,6 @@ from triton.runtime import jit
 
 from penstock.config import Config
 from penstock.engine.build_engine import engine_over
-from penstock.engine.pace import StepPace
 from penstock.execute import executor as executor_file
 from penstock.execute import warm
 from penstock.execute.device_sampler import EVERY, PLAIN
@@ -176,7 +178,9 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Opens a model of random numbers as a case says, sweeps every size, or one in `every`, and
     wanders."""
     (folder / "config.json").write_text(json.dumps(case["shape"]))
-    knobs = {"max_num_batched_tokens": 4096, "kv_cache_tokens": 60_000} | case["knobs"]
+    knobs = {"max_num_batched_tokens": 4096, "kv_cache_tokens": 60_000} | with_drafter(
+        folder / "drafter", case["knobs"]
+    )
     config = Config.of(
         model=str(folder),
         device="cpu",
@@ -190,7 +194,7 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         ready = set(launches)
         launch_sizes(runner, sizes_up_to(runner.max_queries)[:: case.get("every", 1)])
         launch_chunks(runner, [1, 15, 17, 300, runner.max_batched_tokens])
-        wander(runner, config, seed=0, steps=80, many=12)
+        wander(runner, config, seed=0, steps=80, many=case.get("many", 12))
         late = sorted(map(str, launches.keys() - ready))
         table = torch.zeros(8, 64, dtype=torch.float64)
         runner._state.model.ops.embed(torch.zeros(1, dtype=torch.int64), table)  # type: ignore[union-attr]
@@ -200,6 +204,6 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # steps count as equally long, so that no machine's pace decides which rows draft
-    StepPace.seconds = lambda self, queries: np.ones(queries.size)  # type: ignore[method-assign]
-    print(json.dumps([compiled_late(case, Path(sys.argv[1])) for case in json.load(sys.stdin)]))
+    with pytest.MonkeyPatch.context() as patch:
+        count_as_equal(patch)  # no machine's pace decides which rows draft
+        print(json.dumps([compiled_late(case, Path(sys.argv[1])) for case in json.load(sys.stdin)]))

@@ -17,7 +17,7 @@ class Oracle:
         self.scheduler = scheduler
         self.told = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in alone}
 
-    most = MAX_DRAFTS
+    most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = 0, False
 
     def wants(self, rows: int) -> bool:

@@ -54,7 +54,7 @@ class Guesser:
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
-    most = MAX_DRAFTS
+    most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = 0, False
 
     def wants(self, rows: int) -> bool:

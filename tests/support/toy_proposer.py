@@ -48,7 +48,7 @@ class Repeats:
 class Counts:
     """Offers as many drafts as there may be."""
 
-    most = MAX_DRAFTS
+    most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = MAX_DRAFTS, True
 
     def wants(self, rows: int) -> bool:

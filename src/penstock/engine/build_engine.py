@@ -163,7 +163,9 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
         makers=masks,
     )
     if asked is not None:
-        gate = DraftGate(scheduler.rows, asked.num_speculative_tokens, pace)
+        most = asked.num_speculative_tokens
+        stores = 0 if asked.method == "ngram" else most  # a layer's K and V of its drafts
+        gate = DraftGate(scheduler.rows, most, pace, stores)
         scheduler.drafting.drafter = gate
         if schedule.draft_from == "group":
             scheduler.drafting.texts = GroupTexts()

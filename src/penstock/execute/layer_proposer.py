@@ -1,18 +1,15 @@
 """LayerProposer: drafts by a layer (layers/draft_layer.py) that reads the model's hidden states,
-its own or an EAGLE-3 drafter's.
+its own or a drafter's. `chain_proposer.py` and `block_proposer.py` are its two kinds.
 
-The layer's K and V of position p are made from the hidden state at p and the token at p + 1, and
-lie at p's KV slot, so that blocks, forks and the prefix cache carry them like the model's. After a
-step's draw:
+The layer's K and V lie at the KV slots of the model's tokens, so that blocks, forks and the prefix
+cache carry them like the model's. After a step's draw:
 
-    follow    the layer runs on all tokens of the step: prompt chunks, and rows' queries with the
-              tokens drawn after them. A row's last right query gives its first draft
-    chain     it runs on each row's newest draft, at the next position, for a further one
+    follow    K and V of all tokens of the step: prompt chunks, and rows' queries
+    draft     each row's drafts
 
 Each is a CUDA graph in steps without prompt chunks. What wrong drafts leave behind the row's length
 is overwritten. Where no row may draft soon, `follow` is left out: later drafts are the worse for
-it, never the tokens. So they are at the end of a cached prefix, whose last K and V are of the token
-that followed it first. A draft is drawn with the noise that the model's own draw at that position
+it, never the tokens. A draft is drawn with the noise that the model's own draw at that position
 will have. Knows a model, rows and a step on the device; no plans, no host."""
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from penstock.execute.packing import StagedChunks
 from penstock.execute.proposer import Drawn
 from penstock.execute.staging_buffer import Staging
 from penstock.execute.step_launches import StepLaunches
-from penstock.kernels.inputs import DecodeInputs, StepInputs
+from penstock.kernels.inputs import DecodeInputs
 from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.models.decoder import Decoder
 
@@ -38,6 +35,7 @@ class LayerProposer:
     """A Proposer. most: drafts of a row."""
 
     follows = True
+    all_at_once = False  # True: `_draft` always makes all of a row's drafts
 
     def __init__(
         self,
@@ -51,15 +49,10 @@ class LayerProposer:
         self._model, self._rows, self._kv, self._staging = model, rows, kv, staging
         self._launches, self._most, device = launches, most, rows.device
         self._dead, capacity = rows.length.shape[0] - 1, staging.rows.shape[0]
-        # position of each row's query, as the kernel of a single row reads it
-        self._position = torch.zeros_like(rows.length)
-        # results of `_follow` for `_chain`, at fixed addresses for graphs: for each row of the step
-        # (the dead row where there is none) the layer's outputs at its last right query
+        self._no_skip = torch.zeros(capacity * (1 + most), dtype=torch.int32, device=device)
+        # left by `_follow` for `_draft`, at a fixed address for graphs: the step's rows; the dead
+        # row where there is none
         self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
-        size = (capacity, model.config.hidden_size)
-        self._normed, self._stream = (
-            torch.zeros(size, dtype=model.dtype, device=device) for _ in range(2)
-        )
 
     def launch(self, drawn: Drawn) -> None:
         """Launches the layer on the step's tokens, and the drafts of its rows; see Proposer."""
@@ -71,10 +64,12 @@ class LayerProposer:
         follow() if graph is None else graph.replay()
         if not drawn.proposes or not drawn.rows:
             return
-        count, most = min(self._launches.size_of(drawn.rows), size), min(drawn.proposes, self._most)
-        chain = partial(self._chain, count, most)
-        graph = None if graphs is None else graphs.drafts("chain", count, most, chain)
-        chain() if graph is None else graph.replay()
+        count, most = min(self._launches.size_of(drawn.rows), size), self._most
+        if not self.all_at_once:
+            most = min(drawn.proposes, most)
+        draft = partial(self._draft, count, most)
+        graph = None if graphs is None else graphs.drafts("draft", count, most, draft)
+        draft() if graph is None else graph.replay()
 
     def warm(self, sizes: Sequence[int]) -> None:
         """Compiles the layer's kernels for steps of so many queries, all of the dead row."""
@@ -84,56 +79,12 @@ class LayerProposer:
             self.launch(Drawn(size, size, hidden, None, self._most))
 
     def _follow(self, size: int, hidden: Tensor, chunks: StagedChunks | None) -> None:
-        """Runs the layer on a step's tokens; `size` of them are queries."""
-        columns, tokens = self._launches.columns, size
-        after = self._launches.sampler.sampled_ids[:size]
-        if chunks is not None:
-            assert chunks.next_ids is not None, "the stager brings them where this proposer is"
-            after = torch.cat((after, chunks.next_ids))
-            tokens = after.shape[0]
-        decode = None
-        if size:
-            decode = self._decode(self._staging.rows[:size], columns.positions[:size])
-        inputs = StepInputs(
-            columns.positions[:tokens],
-            columns.slots[:tokens],
-            size,
-            decode,
-            None if chunks is None else chunks.inputs,
-        )
-        # a query behind a wrong draft has no token
-        normed, stream = self._model.predict(
-            after.clamp(min=0).to(torch.int64),
-            self._model.drafting_from(hidden[:tokens]),
-            inputs,
-            self._kv.layers,
-        )
-        if size:
-            at = self._heads(size)
-            torch.index_select(normed, 0, at, out=self._normed[:size])
-            torch.index_select(stream, 0, at, out=self._stream[:size])
+        """Runs what keeps K and V on a step's tokens; `size` of them are queries."""
+        raise NotImplementedError
 
-    def _chain(self, count: int, most: int) -> None:
+    def _draft(self, count: int, most: int) -> None:
         """Writes `most` drafts of each of the first `count` rows that `_follow` left."""
-        rows, ids = self._rows, self._ids[:count]
-        where = ids.to(torch.int64)
-        normed, stream = self._normed[:count], self._stream[:count]
-        position = rows.length.index_select(0, ids).to(torch.int64)
-        for number in range(most):
-            # the layer's scores may be no numbers: a draft is a token all the same
-            drafts = self._launches.sampler.guess(ids, position, normed).clamp(min=0)
-            rows.drafts[:, number].index_copy_(0, where, drafts)
-            if number + 1 == most:
-                return
-            # past the end nothing is stored, and no draft is used
-            last = position.clamp(max=rows.max_model_len - 1)
-            inputs = StepInputs(
-                last, self._slots(where, position), count, self._decode(ids, last), None
-            )
-            normed, stream = self._model.predict(
-                drafts.to(torch.int64), stream, inputs, self._kv.layers
-            )
-            position = position + 1
+        raise NotImplementedError
 
     def _heads(self, size: int) -> Tensor:
         """Sets the first `size` of `_ids` to the rows of the step, and returns the index of the
@@ -160,14 +111,15 @@ class LayerProposer:
         block = torch.where(there, block, self._kv.dump_block)
         return block * BLOCK_SIZE + position % BLOCK_SIZE
 
-    def _decode(self, ids: Tensor, position: Tensor) -> DecodeInputs:
-        self._position.index_copy_(0, ids.to(torch.int64), position.to(torch.int32))
+    def _decode(self, ids: Tensor, position: Tensor, length: Tensor) -> DecodeInputs:
+        """Returns the inputs of queries that see their row's tokens up to `position` [n]. ids:
+        their rows, [n] int32. length: see DecodeInputs."""
         return DecodeInputs(
             rows=ids,
             position=position,
             table=self._rows.block_table,
-            length=self._position,
-            skip=self._launches.no_skip[: ids.shape[0]],
+            length=length,
+            skip=self._no_skip[: ids.shape[0]],
             max_own=self._rows.max_model_len,
             groups=None,
         )

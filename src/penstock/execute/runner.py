@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.errors import CapacityError, FaultError, PenstockError
+from penstock.execute.block_proposer import BlockProposer
+from penstock.execute.chain_proposer import ChainProposer
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache, kv_words
 from penstock.execute.layer_pages import LayerPages, pages_of
-from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.ngram_proposer import NgramProposer
 from penstock.execute.prompt_scorer import PromptScorer
@@ -348,7 +349,7 @@ def _step(
         step.draw.proposer = (
             NgramProposer(row_ops, rows, step.staging, kv.slot_token, asked)
             if asked.method == "ngram"
-            else LayerProposer(
+            else (BlockProposer if asked.method == "dflash" else ChainProposer)(
                 model, rows, kv, step.staging, step.launches, asked.num_speculative_tokens
             )
         )

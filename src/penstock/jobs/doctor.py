@@ -171,8 +171,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.execute.table_place import table_in_host, told_place
     from penstock.kernels.choose import choose
     from penstock.models.build_model import build_model
-    from penstock.models.eagle3 import EagleConfig
     from penstock.models.read_config import read_model_config
+    from penstock.models.speculators_format import SpeculatorConfig
     from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
     from penstock.weights.drafter import drafter_of, find_drafter
@@ -197,7 +197,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     if config.model.load_format == "auto":
         # raises for weights that are missing, cut short or of another model
         find_weights(decoder, folder)
-        if isinstance(drafter, EagleConfig):
+        if isinstance(drafter, SpeculatorConfig):
             find_drafter(decoder, drafter)
     if table_in_host(decoder, config, device):
         table, decoder = (

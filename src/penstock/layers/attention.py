@@ -59,24 +59,30 @@ class Attention:
         """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]. kv: this layer's
         cache, in `form`."""
         kind = self.kind
-        plan = step.plans[kind]
+        q, whole = self.store(ops, x, step, kv)
+        if self.query_scale is not None:
+            q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
+        seen = ops.attention(step.keep(q), kv, step, kind, step.plans[kind], self.sink_scores)
+        flat = seen.reshape(-1, kind.heads * kind.width)
+        if self.gate is None:
+            return self.out(ops, flat)
+        gate = whole[:, self._qkv_size :] if self.opening is None else self.opening(ops, x)
+        return self.out(ops, self._opened(ops, self.gate, flat, step.keep(gate)))
+
+    def store(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> tuple[Tensor, Tensor]:
+        """Stores K and V of x [T, d] without attending. Returns the rotated queries [T, H, D], and
+        the whole product of qkv, which they may be a view of."""
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
         k_norm = None if self.k_norm is None else self.k_norm.weight.value
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
         qkv = whole = self.qkv(ops, x)
         if self._has_gates_in_q:
-            qkv = whole[:, : (kind.heads + 2 * kind.kv_heads) * kind.width]
+            qkv = whole[:, : self._qkv_size]
         if self.between is not None:
             qkv = self.between(ops, qkv)
+        kind, plan = self.kind, step.plans[self.kind]
         q = ops.rotary_and_store(qkv, self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
-        if self.query_scale is not None:
-            q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
-        seen = ops.attention(step.keep(q), kv, step, kind, plan, self.sink_scores)
-        flat = seen.reshape(-1, kind.heads * kind.width)
-        if self.gate is None:
-            return self.out(ops, flat)
-        gate = whole[:, qkv.shape[1] :] if self.opening is None else self.opening(ops, x)
-        return self.out(ops, self._opened(ops, self.gate, flat, step.keep(gate)))
+        return q, whole
 
     def _opened(self, ops: Ops, form: GateForm, flat: Tensor, gate: Tensor) -> Rows:
         """Returns attention's output `flat` [S, H * D] times the gate's function. gate: its input
@@ -135,6 +141,11 @@ class Attention:
             and self.query_scale is None
             and self.gate is None
         )
+
+    @property
+    def _qkv_size(self) -> int:
+        """Numbers of q, k and v in the product, before gates."""
+        return (self.kind.heads + 2 * self.kind.kv_heads) * self.kind.width
 
     @property
     def _has_gates_in_q(self) -> bool:

@@ -1,5 +1,6 @@
-"""DraftLayer: interface of a layer that drafts tokens from a model's hidden states. `mtp_layer.py`
-and `eagle_layer.py` are two."""
+"""DraftLayer: interface of what drafts tokens from a model's hidden states. A ChainLayer
+(`mtp_layer.py`, `eagle_layer.py`) runs once a draft, a BlockLayer (`dflash_layer.py`) once for all.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from penstock.parallel.sharded_weight import Weight
 
 
 class DraftLayer(Protocol):
-    """Predicts the token after the next one. T: tokens of a step, d: the model's hidden size."""
+    """Predicts tokens after the next one. T: tokens of a step, d: the model's hidden size."""
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -24,7 +25,12 @@ class DraftLayer(Protocol):
 
     @property
     def of_model(self) -> bool:
-        """True if its weights are in the model's checkpoint."""
+        """True if its weights are in the model's checkpoint, and it reads embeddings as the model
+        does. Others read the rows of the table."""
+
+    @property
+    def has_head(self) -> bool:
+        """True if it has a head of its own; else the model's scores its tokens."""
 
     @property
     def embedding(self) -> Embedding | None:
@@ -33,13 +39,6 @@ class DraftLayer(Protocol):
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
         """Returns the hidden state [T, d] from which the layer predicts first. hidden: outputs of
         the layers in `reads`, or the model's final hidden states alone, [T, d] each."""
-
-    def __call__(
-        self, ops: Ops, embeds: Tensor, hidden: Tensor, step: StepInputs, state: Sequence[Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the input of the head and the hidden state for a further prediction, both [T, d].
-        embeds: [T, d] of the next tokens. hidden: [T, d], of `first` or of a prediction before.
-        state: views of its stored state, updated in place."""
 
     def scores(self, ops: Ops, hidden: Tensor) -> Tensor | None:
         """Returns the scores of all tokens [n, vocabulary] by a head of its own; None: the model's
@@ -53,3 +52,31 @@ class DraftLayer(Protocol):
 
     def prepare(self, ops: Ops) -> None:
         """Arranges the loaded weights for their kernels, once."""
+
+
+class ChainLayer(DraftLayer, Protocol):
+    """Predicts one token, and from its own output the next."""
+
+    def __call__(
+        self, ops: Ops, embeds: Tensor, hidden: Tensor, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the input of the head and the hidden state for a further prediction, both [T, d].
+        embeds: [T, d] of the next tokens. hidden: [T, d], of `first` or of a prediction before.
+        state: views of its stored state, updated in place."""
+
+
+class BlockLayer(DraftLayer, Protocol):
+    """Predicts all tokens of a draft at once, each at its own place: the draft's tokens are the
+    newest token and masks, which see the tokens before them and each other."""
+
+    @property
+    def mask(self) -> int:
+        """Id of the token that stands for one to be predicted."""
+
+    def store(self, ops: Ops, hidden: Tensor, step: StepInputs, state: Sequence[Any]) -> None:
+        """Stores K and V of the step's tokens. hidden: [T, d], of `first`. state: views of its
+        stored state, updated in place."""
+
+    def __call__(self, ops: Ops, embeds: Tensor, step: StepInputs, state: Sequence[Any]) -> Tensor:
+        """Returns the input of the head, [T, d], whose scores at a mask are of the token in its
+        place. embeds: [T, d] of the drafts' tokens. state: as in `store`."""

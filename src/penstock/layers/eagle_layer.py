@@ -1,6 +1,6 @@
 """EagleLayer: an EAGLE-3 drafter (arXiv:2503.01840), as the `speculators` package stores it. It
 reads outputs of some of the model's layers and has a checkpoint of its own. T: tokens of a step, d:
-hidden size, D: tokens that it can draft."""
+hidden size."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
 from penstock.layers.block import Keeper
+from penstock.layers.draft_head import DraftHead
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp
@@ -26,12 +27,11 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class EagleLayer:
-    """A DraftLayer. First joins the outputs of the layers in `reads`; then attends to
+    """A ChainLayer. First joins the outputs of the layers in `reads`; then attends to
     cat(norm(embedding of the next token), norm(hidden)), added to hidden; then an MLP.
 
     normed_residual: True adds to the normed hidden state instead. on_normed: True: a further
-    prediction continues from the normed output, False: from the residual stream. vocabulary: number
-    of the model's tokens."""
+    prediction continues from the normed output, False: from the residual stream."""
 
     reads: tuple[int, ...]
     joined_norm: Norm | None  # norm of the joined outputs; None: no norm
@@ -42,16 +42,13 @@ class EagleLayer:
     mlp_norm: Norm
     mlp: Mlp
     norm: Norm
-    head: Linear  # [D, d]
+    head: DraftHead
     embedding: Embedding | None
     normed_residual: bool
     on_normed: bool
-    vocabulary: int
-    columns: slice  # tokens that this rank's head scores
-    # [D] int64: the model's token of each draft token; None: the same, D equals vocabulary
-    tokens: Tensor | None = None
 
     of_model: bool = False
+    has_head: bool = True
 
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:
         x = torch.cat(tuple(hidden), -1)
@@ -70,14 +67,7 @@ class EagleLayer:
         return output, output if self.on_normed else stream
 
     def scores(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """Returns the scores [n, vocabulary], or of this rank's tokens; those of tokens that it
-        can't draft are the lowest finite number."""
-        scores = self.head(ops, hidden)
-        if self.tokens is not None:
-            least = torch.finfo(scores.dtype).min
-            every = scores.new_full((scores.shape[0], self.vocabulary), least)
-            scores = every.index_copy_(1, self.tokens, scores)
-        return scores[:, self.columns].contiguous()
+        return self.head(ops, hidden)
 
     def keeps(self) -> Sequence[Keeper]:
         return (self.attention,)

@@ -23,7 +23,7 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class MtpLayer:
-    """A DraftLayer. Computes block(join(norm(embedding of the next token), norm(hidden))), normed
+    """A ChainLayer. Computes block(join(norm(embedding of the next token), norm(hidden))), normed
     for the head.
 
     on_normed: True: a further prediction continues from the normed output (Qwen's), False: from the
@@ -38,6 +38,7 @@ class MtpLayer:
 
     reads: tuple[int, ...] = ()
     of_model: bool = True
+    has_head: bool = False
     embedding: None = None
 
     def first(self, ops: Ops, hidden: Sequence[Tensor]) -> Tensor:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from penstock.errors import UsageError
 from penstock.layers.maker import Maker
+from penstock.models.build_drafter import make_drafter
 from penstock.models.decoder import Decoder
-from penstock.models.eagle3 import EagleConfig, make_eagle3
 from penstock.models.families import find_family
 from penstock.models.model_config import ModelConfig
+from penstock.models.speculators_format import SpeculatorConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
 
-DrafterConfig = Literal["mtp"] | EagleConfig
+DrafterConfig = Literal["mtp"] | SpeculatorConfig
 
 
 def build_model(
@@ -47,13 +49,13 @@ def build_model(
         predicts=drafter == "mtp",
     )
     model = family.build(config, make)
-    if isinstance(drafter, EagleConfig):
+    if isinstance(drafter, SpeculatorConfig):
         if model.norm.first is not None:
             raise UsageError(
-                "speculative_config: method eagle3 is for models that add what their layers give as"
-                f" it is, and a {config.architecture} norms it first: take method 'ngram'",
+                "speculative_config: a drafter's folder is for models that add what their layers"
+                f" give as it is, and a {config.architecture} norms it first: take method 'ngram'",
                 param="speculative_config",
             )
-        model.take_drafter(make_eagle3(drafter, make))
+        model.take_drafter(make_drafter(drafter, replace(make, scheme_of=all_plain)))
         model.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
     return model

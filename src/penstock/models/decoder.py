@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import PagedForm, RecurrentForm
 from penstock.layers.block import Block, Keeper, is_recurrent
-from penstock.layers.draft_layer import DraftLayer
+from penstock.layers.draft_layer import BlockLayer, ChainLayer, DraftLayer
 from penstock.layers.embedding import TiedHead
 from penstock.layers.layer_inputs import LayerInputs
 from penstock.layers.linear import Linear
@@ -103,7 +103,7 @@ class Decoder:
             self.layer_inputs.prepare(ops)
         if self.drafter is not None:
             self.drafter.prepare(ops)
-            if self.drafter.of_model:
+            if not self.drafter.has_head:
                 self._draft_head = self.head.fp8_copy(ops)
         self.head.prepare(ops)
 
@@ -193,14 +193,49 @@ class Decoder:
         after each. hidden: [T, hidden], of `drafting_from` or of a prediction before. state: as in
         `forward`. Returns the input of `draft_logits` that scores the token after the next one, and
         the hidden state for a further prediction, both [T, hidden]."""
-        drafter, ops = self.drafter, ops or self.ops
-        assert drafter is not None, "a model without a drafter predicts nothing"
+        drafter, ops = cast(ChainLayer, self.drafter), ops or self.ops
+        seen = self._plan_drafter(step, ops)
+        return drafter(ops, self._draft_embeds(ops, next_ids), hidden, seen, state[-1])
+
+    def store_for_drafts(
+        self, hidden: Tensor, step: StepInputs, state: Sequence[Sequence[Any]]
+    ) -> None:
+        """Stores the K and V that a BlockLayer makes of a step's T tokens, after `forward`. hidden:
+        [T, hidden], of `drafting_from`. state: as in `forward`."""
+        drafter = cast(BlockLayer, self.drafter)
+        drafter.store(self.ops, hidden, self._plan_drafter(step, self.ops), state[-1])
+
+    def predict_blocks(
+        self, newest: Tensor, length: int, step: StepInputs, state: Sequence[Sequence[Any]]
+    ) -> Tensor:
+        """Runs a BlockLayer on drafts of `length` tokens, [n * length] in the step. newest: [n]
+        int64, each draft's first token; masks follow. Returns the input of `draft_logits` that
+        scores the token at each place, [n, length, hidden]. state: as in `forward`."""
+        drafter = cast(BlockLayer, self.drafter)
+        ids = newest.new_full((newest.shape[0], length), drafter.mask)
+        ids[:, 0] = newest
+        seen, embeds = (
+            self._plan_drafter(step, self.ops),
+            self._draft_embeds(self.ops, ids.view(-1)),
+        )
+        return drafter(self.ops, embeds, seen, state[-1]).view(*ids.shape, -1)
+
+    def _plan_drafter(self, step: StepInputs, ops: Ops) -> StepInputs:
+        """Plans a step for the drafter. Returns its inputs."""
+        assert self.drafter is not None, "a model without a drafter predicts nothing"
         seen = step if step.by_layer is None else step.by_layer[-1]
         for keeper in self.keepers[-1]:
             if (kind := keeper.kind) is not None and kind not in seen.plans:
                 seen.plans[kind] = ops.plan(seen, kind, self._drafter_kinds[kind], self.dtype)
-        embeds = (drafter.embedding or self.embedding)(ops, next_ids)
-        return drafter(ops, embeds, hidden, seen, state[-1])
+        return seen
+
+    def _draft_embeds(self, ops: Ops, ids: Tensor) -> Tensor:
+        """Returns the embeddings [n, hidden] of ids [n] as the drafter reads them."""
+        drafter, own = self.drafter, self.embedding
+        assert drafter is not None
+        if not drafter.of_model:
+            own = drafter.embedding or replace(own, scale=1.0, norm=None)
+        return own(ops, ids)
 
     def drafting_from(self, hidden: Tensor, ops: Ops | None = None) -> Tensor:
         """Returns the hidden states from which the drafter predicts first, [T, hidden]. hidden: of
@@ -266,8 +301,8 @@ class Decoder:
 
     def copied_bytes(self, ops: Ops) -> int:
         """Bytes of the copies that `prepare` will make of weights that it also keeps."""
-        drafts = self.drafter is not None and self.drafter.of_model
-        return self.head.copied_bytes(ops) if drafts else 0
+        shares = self.drafter is not None and not self.drafter.has_head
+        return self.head.copied_bytes(ops) if shares else 0
 
     @property
     def table_bytes(self) -> int:

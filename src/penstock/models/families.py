@@ -34,12 +34,12 @@ class Family(Protocol):
 # Files of this folder that are not model types.
 OTHERS = frozenset(
     {
+        "build_drafter",
         "build_model",
         "model_list",
         "decoder",
         "delta_hybrid",
         "dense",
-        "eagle3",
         "experts",
         "families",
         "generation_config",
@@ -50,6 +50,7 @@ OTHERS = frozenset(
         "read_config",
         "rope_keys",
         "sizes",
+        "speculators_format",
         "text_part",
         "unserved",
     }

@@ -54,10 +54,10 @@ class QuerySeconds(Protocol):
 
 class DraftGate:
     """A Drafter. columns: the scheduler's rows. most: most drafts of a row. seconds: durations of
-    steps."""
+    steps. stores: most tokens of a row that the device stores while it makes drafts."""
 
-    def __init__(self, columns: Rows, most: int, seconds: QuerySeconds) -> None:
-        self.proposes, self.follows = 0, False
+    def __init__(self, columns: Rows, most: int, seconds: QuerySeconds, stores: int = 0) -> None:
+        self.proposes, self.follows, self.reach = 0, False, most + stores
         self._columns, self.most, self._seconds = columns, most, seconds
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
         # newest drafts of each row: those that were right, and those that were tried. A draft

@@ -178,7 +178,7 @@ class Drafting:
         if self.drafter is None or not self.proposes:
             return needs
         columns = self.rows
-        room, reach = columns.blocks * BLOCK_SIZE, columns.planned_length + 1 + self.drafter.most
+        room, reach = columns.blocks * BLOCK_SIZE, columns.planned_length + 1 + self.drafter.reach
         more: Bool = needs | (reach >= room) & (room < columns.limit) & runs
         return more if np.count_nonzero(more) < available else needs
 

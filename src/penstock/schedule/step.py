@@ -320,6 +320,11 @@ class Drafter(Protocol):
     def most(self) -> int:
         """Returns the most drafts of a row in a step."""
 
+    @property
+    def reach(self) -> int:
+        """Returns the most tokens past a row's newest one that a step with drafts may store, those
+        that the device stores while it makes further drafts included."""
+
     def wants(self, rows: int) -> bool:
         """Returns False for a step of so many rows that is to have no drafts: `offer` is not called
         for it."""

@@ -10,11 +10,17 @@ import torch
 from penstock.config import Config
 from penstock.demo import drafter_folder
 from penstock.errors import CheckpointError, UsageError
+from penstock.layers.dflash_layer import DFlashLayer
 from penstock.layers.eagle_layer import EagleLayer
 from penstock.models.build_model import DrafterConfig
 from penstock.models.decoder import Decoder
-from penstock.models.eagle3 import EagleConfig, read_eagle3
 from penstock.models.model_config import ModelConfig
+from penstock.models.speculators_format import (
+    DFlashConfig,
+    EagleConfig,
+    SpeculatorConfig,
+    read_speculator,
+)
 from penstock.weights.checkpoint import Entry, read_entries, read_tensors
 from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
@@ -40,13 +46,20 @@ def drafter_of(config: Config, model: ModelConfig) -> DrafterConfig | None:
     try:
         own = asked.model == "demo"
         folder = drafter_folder() if own else adapter_folder(asked.model, "a drafter's")
-        eagle = read_eagle3(folder, model)
+        found = read_speculator(folder, asked.method, model)
         # dummy weights may be replaced by the folder's later, which then must fit
-        if config.model.load_format == "dummy" and not any(eagle.folder.glob("*.safetensors")):
-            return eagle
-        return replace(eagle, own_table=TABLE in read_entries(eagle.folder))
+        there = config.model.load_format != "dummy" or any(found.folder.glob("*.safetensors"))
+        if isinstance(found, EagleConfig) and there:
+            found = replace(found, own_table=TABLE in read_entries(found.folder))
     except CheckpointError as error:
         raise CheckpointError(f"speculative_config: {error}") from error
+    if isinstance(found, DFlashConfig) and found.block <= (most := asked.num_speculative_tokens):
+        raise UsageError(
+            f"speculative_config: num_speculative_tokens is {most}, and {found.folder} has a"
+            f" block_size of {found.block}: take at most {found.block - 1}",
+            param="speculative_config",
+        )
+    return found
 
 
 @dataclass(slots=True)
@@ -56,7 +69,7 @@ class _Loadable:
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
-    layer: EagleLayer
+    layer: EagleLayer | DFlashLayer
     drafter: None = None
 
     def weights(self) -> Any:
@@ -72,7 +85,7 @@ class FoundDrafter:
     tokens: torch.Tensor | None
 
 
-def find_drafter(model: Decoder, config: EagleConfig) -> FoundDrafter:
+def find_drafter(model: Decoder, config: SpeculatorConfig) -> FoundDrafter:
     """Returns the checkpoint of a model's drafter. The model may be on torch's meta device. Raises
     CheckpointError if names, shapes or dtypes aren't those of the drafter, or if its map of tokens
     is none."""
@@ -85,7 +98,7 @@ def find_drafter(model: Decoder, config: EagleConfig) -> FoundDrafter:
 
 
 def load_drafter(
-    model: Decoder, config: EagleConfig, found: FoundDrafter | None, seed: int, *, finite: bool
+    model: Decoder, config: SpeculatorConfig, found: FoundDrafter | None, seed: int, *, finite: bool
 ) -> None:
     """Fills the weights of a model's drafter. Raises CheckpointError for numbers that aren't
     finite. found: from `find_drafter`; None: random numbers are drawn from `seed`. finite: as in
@@ -97,14 +110,17 @@ def load_drafter(
     else:
         load_weights(own, found.entries, finite=finite)
         tokens = found.tokens
-    own.layer.tokens = None if tokens is None else tokens.to(model.device)
+    if own.layer.head is not None:
+        own.layer.head.tokens = None if tokens is None else tokens.to(model.device)
 
 
-def _loadable(model: Decoder, config: EagleConfig) -> Any:
-    return _Loadable(config.layer, model.device, model.dtype, cast(EagleLayer, model.drafter))
+def _loadable(model: Decoder, config: SpeculatorConfig) -> Any:
+    return _Loadable(
+        config.layer, model.device, model.dtype, cast(EagleLayer | DFlashLayer, model.drafter)
+    )
 
 
-def _tokens(config: EagleConfig) -> torch.Tensor:
+def _tokens(config: SpeculatorConfig) -> torch.Tensor:
     """Returns the model's token of each token that the drafter can draft, [tokens] int64."""
     entry, where = read_entries(config.folder).get(MAP), config.folder
     if entry is None or entry.shape != (config.tokens,):

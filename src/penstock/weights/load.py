@@ -16,9 +16,9 @@ from penstock.errors import CapacityError, CheckpointError, UsageError
 from penstock.kernels.ops import Ops
 from penstock.models.build_model import DrafterConfig, build_model
 from penstock.models.decoder import Decoder
-from penstock.models.eagle3 import EagleConfig
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
+from penstock.models.speculators_format import SpeculatorConfig
 from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import choose_schemes
@@ -71,7 +71,7 @@ def load_model(
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
         of_drafter = None
-        if isinstance(drafter, EagleConfig) and load_format != "dummy":
+        if isinstance(drafter, SpeculatorConfig) and load_format != "dummy":
             of_drafter = find_drafter(shape, drafter)
         adapter = (
             None
@@ -105,7 +105,7 @@ def load_model(
                 load_weights(
                     model, entries, finite=finite, opened=opened, adapter=adapter, told=told
                 )
-            if isinstance(drafter, EagleConfig):
+            if isinstance(drafter, SpeculatorConfig):
                 load_drafter(model, drafter, of_drafter, seed, finite=finite)
             model.prepare(ops)
         except RuntimeError as error:

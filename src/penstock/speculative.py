@@ -78,9 +78,10 @@ class SpeculativeConfig:
 
 
 def with_counts(text: str, counts: Sequence[int]) -> list[str]:
-    """Returns the option's JSON with each of these numbers of drafts; [] if it names one."""
+    """Returns the option's JSON with each of these numbers of drafts; [] if it names one, or the
+    drafter makes all of a block at once."""
     keys = json.loads(text)
-    if "num_speculative_tokens" in keys:
+    if "num_speculative_tokens" in keys or keys.get("method") == "dflash":
         return []
     return [json.dumps({**keys, "num_speculative_tokens": count}) for count in counts]
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from draft_head import DraftHead, loss_of, save_drafter
 from measure import prompts_of
@@ -17,6 +18,8 @@ from penstock import LLM, SamplingParams
 from penstock.demo import drafter_folder, model_folder
 from penstock.models.read_config import read_model_config
 from penstock.models.speculators_format import read_speculator
+
+pytestmark = pytest.mark.torch
 
 DRAFTS = {"speculative_config": {"method": "eagle3", "model": "demo", "num_speculative_tokens": 4}}
 

@@ -358,9 +358,9 @@ class Client:
         self._on_fault(request_id, error)
 
     def _count_guesses(self, requests: Int64, guesses: Int32) -> None:
-        for at in np.flatnonzero(guesses.any(1)).tolist():
+        for at in np.flatnonzero(guesses.any(0)).tolist():
             if (asked := self.asked.get(int(requests[at]))) is not None:
-                asked.count_guesses(*guesses[at].tolist())
+                asked.count_guesses(*guesses[:, at].tolist())
 
     # --- news about a prompt ----------------------------------------------------------------------
 

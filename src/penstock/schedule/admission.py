@@ -290,7 +290,7 @@ class Admission:
         columns.prompt[at] = live.prompt_length
         columns.limit[at] = live.limit
         columns.sent[at] = group.sent
-        columns.guesses[at] = group.guesses
+        columns.guesses[0, at], columns.guesses[1, at] = group.guesses
         columns.shared[at] = group.full
         columns.blocks[at] = group.full + int(group.has_partial)
         columns.passed[at] = group.passed

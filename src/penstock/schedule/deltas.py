@@ -39,7 +39,7 @@ class Deltas:
     top_ids: Int32 | None = None
     top: Float32 | None = None  # [n, j] logprobs of the most likely tokens
     prompts: list[PromptNews] = field(default_factory=list)
-    # [k, 2] right and wrong drafts since the sample's last delta; None: nothing was drafted
+    # [2, k] right and wrong drafts since the sample's last delta; None: nothing was drafted
     guesses: Int32 | None = None
 
     @property
@@ -79,7 +79,7 @@ class Deltas:
             top_ids=None if self.top_ids is None else self.top_ids[places],
             top=None if self.top is None else self.top[places],
             prompts=prompts,
-            guesses=None if self.guesses is None else self.guesses[samples],
+            guesses=None if self.guesses is None else self.guesses[:, samples],
         )
 
 

@@ -37,6 +37,7 @@ LEAST_GAIN = 1.03
 # most steps after one in which drafts didn't pay, before the rows are looked at again: what the
 # gate computes in a step takes a tenth of a millisecond
 LONGEST_REST = 16
+HOLD = 2  # steps that draft as was chosen for the first of them, unless rows have joined
 
 
 class QuerySeconds(Protocol):
@@ -70,13 +71,15 @@ class DraftGate:
         # steps of the rest that remain, of the next rest, and since the last offer; rows at its
         # beginning
         self._rest, self._next_rest, self._rested, self._rows = 0, 1, 0, 0
+        # drafts chosen for each row, and steps for which they hold
+        self._wanted, self._held = np.zeros(columns.count, np.int32), 0
 
     def wants(self, rows: int) -> bool:
         """Returns False for a step of so many rows if none should draft; `offer` is not called for
         it then."""
         if rows > MOST_ROWS:
             self.proposes, self.follows = 0, False
-            self._drafted[:] = 0
+            self._drafted[:], self._held = 0, 0
             return False
         # of half the rows other drafts may pay
         if self._rest and 2 * rows > self._rows:
@@ -88,6 +91,22 @@ class DraftGate:
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns the number of drafts of each row in this step, and sets `proposes` and `follows`
         for what the device does after it."""
+        alike = self._rows // 2 < rows.size <= self._rows
+        if self._held and alike and not self._new(rows).size:
+            self._held -= 1
+            self._rested += 1
+        else:
+            self._choose(rows)
+        wanted, drafted = self._wanted.take(rows), self._drafted.take(rows)
+        self.proposes = int(wanted.max(initial=0))
+        counts = np.minimum(np.minimum(wanted, most), drafted)
+        self._drafted[rows] = self.proposes
+        start = np.zeros(rows.size + 1, np.int32)
+        np.cumsum(counts, out=start[1:])
+        return Drafts(start, None)
+
+    def _choose(self, rows: Int32) -> None:
+        """Chooses the rows' drafts for this step and the next ones, or that no row drafts."""
         self._meet(rows)
         passed, self._rested = 1 + self._rested, 0
         self._right[rows] *= FADE**passed
@@ -97,14 +116,12 @@ class DraftGate:
         # rows with a constraint get the tokens that their grammar forces
         awake = ~asleep & ~self._columns.constrained.take(rows)
         wanted = self._chosen(rows, np.where(awake, self.most, 0))
-        self.proposes, self.follows = int(wanted.max(initial=0)), bool(awake.any())
-        counts = np.minimum(np.minimum(wanted, most), self._drafted[rows])
-        self._drafted[rows] = self.proposes
-        self._next_rest = 1 if self.proposes else min(2 * self._next_rest, LONGEST_REST)
+        drafts, self.follows = bool(wanted.any()), bool(awake.any())
+        self._wanted[rows], self._held = wanted, HOLD - 1 if drafts else 0
+        self._next_rest = 1 if drafts else min(2 * self._next_rest, LONGEST_REST)
         # no longer than until a row's pause is over
         soon = int(self._left[rows[asleep]].min(initial=LONGEST_REST))
-        self._rest, self._rows = 0 if self.proposes else min(self._next_rest, soon), rows.size
-        return Drafts(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), None)
+        self._rest, self._rows = 0 if drafts else min(self._next_rest, soon), rows.size
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
@@ -115,9 +132,10 @@ class DraftGate:
         self._wrong[rows] = wrong = np.where(right > 0, 0, self._wrong[rows] + 1)
         # steps launched before a pause are read in it
         tired = (wrong >= MOST_WRONG) & (self._left[rows] == 0)
-        tired &= self._shares(rows) < LEAST_SHARE
+        if tired.any():
+            tired &= self._shares(rows) < LEAST_SHARE
         pause = self._pause[rows]
-        self._left[rows[tired]] = pause[tired]
+        self._left[rows[tired]], self._wanted[rows[tired]] = pause[tired], 0
         self._wrong[rows[tired]] = MOST_WRONG // 2  # the row tries fewer times after its pause
         longer = np.minimum(2 * pause, LONGEST_PAUSE)
         self._pause[rows] = np.where(right > 0, FIRST_PAUSE, np.where(tired, longer, pause))
@@ -142,9 +160,14 @@ class DraftGate:
             shares[known] = (right + weight * mean) / (tried + weight)
         return shares
 
+    def _new(self, rows: Int32) -> Int32:
+        """Returns the rows that have another sample than when drafts were chosen."""
+        new: Int32 = rows[self._order.take(rows) != self._columns.order.take(rows)]
+        return new
+
     def _meet(self, rows: Int32) -> None:
         """Sets the numbers of rows that another sample has now."""
-        new = rows[self._order[rows] != self._columns.order[rows]]
+        new = self._new(rows)
         self._order[new] = self._columns.order[new]
         self._right[new], self._tried[new] = 0.0, 0.0
         self._wrong[new], self._pause[new], self._left[new] = 0, FIRST_PAUSE, 0

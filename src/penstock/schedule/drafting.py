@@ -11,6 +11,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
 from penstock.schedule.admission import Piece
+from penstock.schedule.draft_gate import MOST_ROWS
 from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor, Read
@@ -43,6 +44,7 @@ class Drafting:
         self.texts: GroupTexts | None = None
         # requests and rows of cancelled samples whose texts have not been read yet
         self._cancelled: list[tuple[RequestState, Int32]] = []
+        self._many = False  # True: the last step had so many rows that texts are not kept
         self.in_flight = 0  # steps with drafts that are launched and not read
         # most drafts of a row that the device makes after the step that was offered drafts last, and
         # True if a draft layer keeps up with that step's rows
@@ -64,7 +66,7 @@ class Drafting:
         A row gets no more drafts than its last block has room for, and the step no more queries
         than it may have.
         """
-        self.proposes, self.follows = 0, False
+        self.proposes, self.follows, self._many = 0, False, rows.size > MOST_ROWS
         if not rows.size or not self.may:
             return None
         drafter = self.drafter
@@ -76,25 +78,29 @@ class Drafting:
         longest = MAX_DRAFTS if drafter is None else max(MAX_DRAFTS, drafter.most)
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
         most = np.clip(ends - lengths - 2, 0, longest).astype(np.int32)
-        guided = columns.constrained.take(rows)
-        room = self._queries - rows.size
-        free = rows.size - int(np.count_nonzero(guided))
-        forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
-        forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
-        drafts = self.mask_slots.forced(rows, _within(forces, forced))
+        room, drafts = self._queries - rows.size, None
+        if self.mask_slots.guides_any:
+            guided = columns.constrained.take(rows)
+            free = rows.size - int(np.count_nonzero(guided))
+            forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
+            forces = np.where(guided, np.minimum(most, MAX_DRAFTS), 0)
+            drafts = self.mask_slots.forced(rows, _within(forces, forced))
+            room -= int(drafts.start[-1])
+            most[guided] = 0
         if drafter is not None:
-            most = np.where(guided, 0, np.minimum(most, drafter.most))
-            most = _within(most, room - int(drafts.start[-1]))
+            most = _within(np.minimum(most, drafter.most), room)
             own = drafter.offer(rows, lengths, most)
             self.proposes, self.follows = drafter.proposes, drafter.follows
-            self.counts["drafts"] += int(np.count_nonzero(own.counts))
+            counts = own.counts
+            self.counts["drafts"] += int(np.count_nonzero(counts))
             self.counts["tokens"] += int(own.start[-1])
-            drafts = _joined(drafts, own)
-        if not drafts.start[-1]:
+            drafts = own if drafts is None else _joined(drafts, own)
+        if drafts is None or not drafts.start[-1]:
             return None
         self.in_flight += 1
-        columns.planned_length[rows] += drafts.counts
-        columns.drafted[rows] += drafts.counts
+        counts = drafts.counts
+        columns.planned_length[rows] += counts
+        columns.drafted[rows] += counts
         return drafts
 
     def join(self, pieces: list[Piece]) -> None:
@@ -111,7 +117,7 @@ class Drafting:
     def cancelled(self, live: RequestState, sample: int | None) -> None:
         """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
         others of its request. sample None: all of them are cancelled."""
-        if self.texts is not None and sample is not None:
+        if self.texts is not None and sample is not None and not self._many:
             self._cancelled.append((live, live.living(self.rows, sample)))
 
     def read_cancelled(self, outputs: OutputProcessor) -> None:
@@ -139,7 +145,7 @@ class Drafting:
         """Takes in a step that was read: which drafts were right, and the texts of the samples that
         ended. Call it before their blocks are given back. Returns True if these were the last
         drafts in flight: from now on planned lengths are exact."""
-        if self.texts is not None and read.ended.size:
+        if self.texts is not None and read.ended.size and not self._many:
             of = self.rows.group[read.ended].tolist()
             for group, tokens in zip(of, outputs.texts_of(read.ended), strict=True):
                 self.texts.ended(groups[group].live, tokens)
@@ -194,6 +200,8 @@ class Drafting:
 def _within(most: Int32, room: int) -> Int32:
     """Returns a count per row: most[i], cut so that the total is at most `room`; earlier rows are
     served first."""
+    if int(most.sum()) <= room:
+        return most
     least: Int32 = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
     return least
 

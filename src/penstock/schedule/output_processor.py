@@ -151,7 +151,8 @@ class OutputProcessor:
         own = ~self.rows.constrained.take(rows)
         if own.any():
             self.guesses = True
-            self.rows.guesses[rows] += np.stack((right, offered - right), 1) * own[:, None]
+            self.rows.guesses[0][rows] += right * own
+            self.rows.guesses[1][rows] += (offered - right) * own
         return right
 
     def _ends(
@@ -213,8 +214,8 @@ class OutputProcessor:
             tokens=self.slot_token.reshape(-1).take(slots),
         )
         if self.guesses:
-            deltas.guesses = self.rows.guesses[rows]
-            self.rows.guesses[rows] = 0
+            deltas.guesses = self.rows.guesses[:, rows]
+            self.rows.guesses[:, rows] = 0
         tops = self.rows.top.take(rows)
         if self.scores.kept and (tops != NO_SCORES).any():
             found = self.scores.take(slots, np.repeat(tops, stop - first))

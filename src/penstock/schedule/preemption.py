@@ -103,7 +103,7 @@ class Preempter:
             resumed = self.groups.add(
                 group.live, tokens, columns.sample[row : row + 1].copy(), int(columns.sent[row])
             )
-            right, wrong = columns.guesses[row].tolist()
+            right, wrong = columns.guesses[:, row].tolist()
             resumed.guesses = right, wrong
             if columns.top[row] != NO_SCORES and columns.sent[row] <= columns.read_length[row]:
                 resumed.scored = self.outputs.scores_of(row)

@@ -50,7 +50,7 @@ class Rows:
         self.limit: Int32 = ints()  # most tokens of the sample: prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token not sent yet
         # drafts since the first token not sent yet that were right, and that were wrong
-        self.guesses: Int32 = np.zeros((count, 2), np.int32)
+        self.guesses: Int32 = np.zeros((2, count), np.int32)
         # number of leading blocks in its table that its fork group owns
         self.shared: Int32 = ints()
         self.blocks: Int32 = ints()  # number of blocks in the row's block table

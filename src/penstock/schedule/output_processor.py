@@ -51,7 +51,7 @@ from penstock.schedule.stop_token_masks import StopTokenMasks
 
 FEW_EOS = 4
 NONE: Int64 = np.zeros(0, np.int64)
-NONE_YET = -2  # value of Batch.number before a step was read
+NONE_YET = -2  # value of RowBatch.number before a step was read
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Batch:
+class RowBatch:
     """Data of a step's S rows that later steps of the same rows use again: what does not change,
     and where the tokens of step `number`, the last one read, went."""
 
@@ -100,7 +100,7 @@ class OutputProcessor:
         self.scores = LogprobStore(len(slot_token))
         self.guesses = False  # True once a row has had a drafter's drafts
         self._eos = sorted({t for t in limits.eos_token_ids if 0 <= t < limits.vocab_size})
-        self._batch: Batch | None = None
+        self._batch: RowBatch | None = None
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Reads one step. `plan.rows` still name the samples of the launch: no row is reused before
@@ -158,8 +158,8 @@ class OutputProcessor:
             wasted -= int(plan.drafts.start[-1] - right.sum())
         return Read(ended, *given, distrusted, deltas, taken, wasted, right)
 
-    def _next(self, plan: StepPlan) -> Batch | None:
-        """Returns the Batch of a step without drafts, with the places of its tokens; None if one of
+    def _next(self, plan: StepPlan) -> RowBatch | None:
+        """Returns the RowBatch of a step without drafts, with the places of its tokens; None if one of
         its rows ended after the launch."""
         columns, batch = self.rows, self._batch
         if batch is None or batch.plan_rows is not plan.rows:
@@ -169,7 +169,9 @@ class OutputProcessor:
             last = columns.limit.take(rows)
             last -= 1
             traits = columns.traits.take(rows)
-            self._batch = batch = Batch(plan.rows, rows, member, traits, last, NONE_YET, last, rows)
+            self._batch = batch = RowBatch(
+                plan.rows, rows, member, traits, last, NONE_YET, last, rows
+            )
         if ((columns.state <= ENDED) & batch.member).any():
             return None
         if batch.number == plan.number - 1:

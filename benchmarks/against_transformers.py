@@ -1,6 +1,6 @@
 """Compares Penstock with transformers' `generate`, side by side.
 
-Both run in one process with the same model, dtype, thread count and prompts. Two cases:
+Both run in one process with the same model, dtype, thread count and prompts. Three cases:
 
     demo   the demo model, 16 problems with 4 shots each (about 300 tokens) x 64 samples of 64
            tokens. transformers runs batches of 64 (a problem's samples: no padding, its best case)
@@ -8,6 +8,8 @@ Both run in one process with the same model, dtype, thread count and prompts. Tw
            no longer be the better one.
     qwen   Qwen2.5-0.5B's shape with random weights, 32 prompts of 32 to 256 random tokens, 64 out.
            transformers runs all 32 at once, padded on the left.
+    lfm2   LFM2-350M's shape with random weights, 16 prompts of 128 random tokens, 64 out: short
+           convolutions beside attention. transformers runs all 16 at once.
 
 Both draw at temperature 0.6 without filters and without end-of-sequence, so both generate exactly
 the same number of tokens. Penstock's figure is a median over runs with fresh prompts (nothing is
@@ -15,8 +17,8 @@ cached from the run before). It counts the whole call: prefill, decode, and deto
 is a tokenizer. "Products" is the rate that the matrix products alone would allow: the rows of a
 step over the time of one forward's `F.linear`s at that many rows.
 
-    python benchmarks/against_transformers.py [--case demo|qwen|both] [--dtype bfloat16|float32]
-                                              [--json]
+    python benchmarks/against_transformers.py [--case demo|qwen|lfm2|both]
+                                              [--dtype bfloat16|float32] [--json]
 
 Takes 3 minutes on 2 quiet cores, nearly all of it transformers'; progress goes to stderr. Knows no
 other engine, and asserts no speed.
@@ -37,6 +39,7 @@ from typing import Any
 
 import products
 import torch
+from random_model import SHAPES, write_model
 
 from penstock import LLM, SamplingParams
 from penstock.demo import model_folder, problems_file, shots_file
@@ -46,6 +49,8 @@ TEMPERATURE = 0.6
 NEW_TOKENS = 64
 DEMO_PROBLEMS, DEMO_SHOTS, DEMO_SAMPLES = 16, 4, 64
 QWEN_PROMPTS = 32
+LFM2_PROMPTS, LFM2_LENGTH = 16, 128
+DUMMY = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 1024}
 
 # Qwen2.5-0.5B's config.json, as its makers publish it.
 QWEN_CONFIG: dict[str, Any] = {
@@ -122,8 +127,23 @@ def qwen_case(folder: Path, runs: int) -> Case:
         prompts.append(
             [[draw.randrange(QWEN_CONFIG["vocab_size"]) for _ in range(n)] for n in lengths]
         )
-    knobs = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 1024}
-    return Case("qwen", folder, prompts, 1, batches=[(QWEN_PROMPTS, 1)], knobs=knobs)
+    return Case("qwen", folder, prompts, 1, batches=[(QWEN_PROMPTS, 1)], knobs=DUMMY)
+
+
+def lfm2_case(folder: Path, runs: int) -> Case:
+    """Writes the shape's files without weights into `folder`; both engines draw their weights."""
+    shape = SHAPES["lfm2-350m"]
+    write_model(shape, folder)
+    prompts: list[Prompts] = []
+    for run in range(runs):
+        draw = random.Random(run)
+        prompts.append(
+            [
+                [draw.randrange(1000, shape.vocab) for _ in range(LFM2_LENGTH)]
+                for _ in range(LFM2_PROMPTS)
+            ]
+        )
+    return Case("lfm2", folder, prompts, 1, batches=[(LFM2_PROMPTS, 1)], knobs=DUMMY)
 
 
 # --- the two engines
@@ -273,7 +293,7 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=("demo", "qwen", "both"), default="both")
+    parser.add_argument("--case", choices=("demo", "qwen", "lfm2", "both"), default="both")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument(
         "--runs", type=int, default=2, help="runs of Penstock, each with prompts of its own"
@@ -285,9 +305,11 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("demo", "qwen") if options.case == "both" else (options.case,):
-            case = (
-                demo_case(options.runs) if name == "demo" else qwen_case(Path(folder), options.runs)
-            )
+            if name == "demo":
+                case = demo_case(options.runs)
+            else:
+                draw_case = qwen_case if name == "qwen" else lfm2_case
+                case = draw_case(Path(folder), options.runs)
             results[name] = compare(case, options.dtype)
             if not options.json:
                 show(name, results[name])

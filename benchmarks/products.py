@@ -1,7 +1,8 @@
 """Times the matrix products of one forward alone: the limit of an engine whose other work is free.
 
-Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body), allocates every layer's weights,
-so that caches behave as in a real forward, and times `F.linear` over all of them and the head.
+Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body) or LFM2's, allocates every
+layer's weights, so that caches behave as in a real forward, and times `F.linear` over all of them
+and the head.
 Knows no engine.
 """
 
@@ -20,23 +21,25 @@ Weights = list[torch.Tensor]
 
 def weights_of(config: dict[str, Any], dtype: torch.dtype) -> tuple[Weights, torch.Tensor]:
     """Returns random weights in the shapes of a config.json: the layers' in order (qkv and gate-up
-    fused), and the head's."""
+    fused; a short convolution's three inputs in place of qkv), and the head's."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    shapes = [
-        ((heads + 2 * kv_heads) * width, hidden),
-        (hidden, heads * width),
-        (2 * inner, hidden),
-        (hidden, inner),
-    ]
+    count = config["num_hidden_layers"]
+    attends = config.get("full_attn_idxs", range(count))
+    shapes = [(hidden, heads * width), (2 * inner, hidden), (hidden, inner)]
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: tuple[int, int]) -> torch.Tensor:
         return torch.empty(shape).uniform_(-1e-1, 1e-1, generator=generator).to(dtype)
 
-    layers = [draw(shape) for _ in range(config["num_hidden_layers"]) for shape in shapes]
+    qkv = (heads + 2 * kv_heads) * width
+    layers = [
+        draw(shape)
+        for layer in range(count)
+        for shape in ((qkv if layer in attends else 3 * hidden, hidden), *shapes)
+    ]
     return layers, draw((config["vocab_size"], hidden))
 
 

@@ -170,7 +170,7 @@ def test_a_burst_larger_than_the_buffer_arrives_too() -> None:
 def test_rows_and_groups_are_padded() -> None:
     staging, plan = Staging(24, 4, CPU), _plan(9, [3, 2])
     staging.begin()
-    packing.pack_rows(staging, plan, 16, 23)
+    packing.pack_rows(staging, plan, plan.group_skip, 16, 23)
     packing.pack_groups(staging, plan, 4)
     staging.send()
     assert staging.rows[:16].tolist() == [*range(9), *[23] * 7]

@@ -167,8 +167,26 @@ class Scene:
         some = rng.sample(self.twins, rng.randrange(1, len(self.twins) + 1))
         some = [t for t in some if t.position + 1 < t.live.limit]
         kinds = [rng.choice([NO_TOKEN, BAD_LOGITS, *range(VOCAB), *range(VOCAB)]) for _ in some]
+        self._read(some, np.array([t.row for t in some], np.int32), kinds)
+
+    def flights_of_the_same(self, most: int) -> None:
+        """Up to so many flights of the same rows, one array, until a row ends. In some a row draws
+        nothing; some are not the next by number."""
+        rng = self.rng
+        some = [t for t in self.twins if t.state > ENDED and t.position + 1 < t.live.limit]
+        rows = np.array([t.row for t in some], np.int32)
+        for _ in range(most):
+            kinds = [rng.randrange(10, VOCAB) for _ in some]
+            if some and rng.random() < 0.1:
+                kinds[rng.randrange(len(some))] = NO_TOKEN
+            self.number += rng.random() < 0.1
+            self._read(some, rows, kinds)
+            if any(t.state == ENDED for t in some):
+                return
+
+    def _read(self, some: list[Twin], rows: np.ndarray, kinds: list[int]) -> None:
         lengths = np.array([t.position for t in some], np.int32)
-        plan = empty_plan(self.number, np.array([t.row for t in some], np.int32), lengths)
+        plan = empty_plan(self.number, rows, lengths)
         tokens = np.array(kinds, np.int32)
         scored = [i for i, t in enumerate(some) if t.row % 5 == 0 and kinds[i] >= 0]
         result = StepTokens(tokens, scores(scored, kinds) if scored else None)
@@ -264,4 +282,12 @@ def scores(where: list[int], tokens: list[int]) -> TokenLogprobs:
 def test_columns_are_the_objects(seed: int) -> None:
     scene = Scene(seed, random.Random(seed).choice([1, 4, 40]))
     for _ in range(60):
+        scene.flight()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flights_of_the_same_rows_are_the_objects(seed: int) -> None:
+    scene = Scene(seed, random.Random(seed).choice([1, 4, 12]))
+    for _ in range(40):
+        scene.flights_of_the_same(40)
         scene.flight()

@@ -40,11 +40,11 @@ class StagedChunks:
     next_ids: Tensor | None  # [tokens] int32: the prompt token after each; None: nothing drafts
 
 
-def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
+def pack_rows(staging: Staging, plan: StepPlan, skip: Int32, size: int, dead_row: int) -> None:
     """Writes the step's queries to the staging buffer: the rows, padded to `size` with the dead
-    row; the tokens that each row skips because its prefix group attends to them; and drafts, if
-    any."""
-    skip, offset, draft = plan.group_skip, _NONE, _NONE
+    row; the tokens that each row skips because its prefix group attends to them (skip:
+    plan.group_skip); and drafts, if any."""
+    offset, draft = _NONE, _NONE
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
         draft = np.zeros(offset.size, np.int32)

@@ -103,6 +103,9 @@ class PlanStager:
         self._dead_row, self._keeps_groups, self._reads_tags = max_rows, keeps_groups, reads_tags
         self._follows = follows
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
+        self._start = self._length = self._skips = np.zeros(
+            0, np.int32
+        )  # of the last plan's groups
 
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
         """Sends a plan to the device; returns its tensors, valid until the next plan is staged.
@@ -114,7 +117,7 @@ class PlanStager:
         places = self._sizes.groups(size, plan.group_length.size)
         packing.without_groups_past(plan, places)
         staging.begin()
-        packing.pack_rows(staging, plan, size, self._dead_row)
+        packing.pack_rows(staging, plan, self._skip(plan), size, self._dead_row)
         packing.pack_groups(staging, plan, places)
         staged = StagedPlan(
             plan, sizes, plan.query_rows.size, places if plan.group_length.size else 0
@@ -168,7 +171,12 @@ class PlanStager:
     def _there(self, group_blocks: Int32) -> bool:
         """Returns True if the device has these group blocks already. If not, remembers them, since
         the plan then sends them."""
-        if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
-            return True
-        self._sent_groups = group_blocks
-        return False
+        sent, self._sent_groups = self._sent_groups, group_blocks
+        return self._keeps_groups and (group_blocks is sent or np.array_equal(group_blocks, sent))
+
+    def _skip(self, plan: StepPlan) -> Int32:
+        """Returns plan.group_skip, made anew only if the groups are not the last plan's."""
+        if plan.group_start is not self._start or plan.group_length is not self._length:
+            self._start, self._length = plan.group_start, plan.group_length
+            self._skips = plan.group_skip
+        return self._skips

@@ -101,10 +101,10 @@ class Staging:
         """Sends by one copy on the current stream; sends nothing if the device has everything
         already."""
         begin = self._fixed if self._is_there() else 0
+        self._sent = self._now
         if begin == self._end:
             return
         if begin == 0:
-            self._sent = self._now
             buffer = self._buffer.words
             for name, (values, fill, size) in self._now.items():
                 first = self._places[name]
@@ -125,7 +125,9 @@ class Staging:
             return False
         for name, (values, fill, size) in self._now.items():
             held, filled, length = self._sent[name]
-            if (fill, size) != (filled, length) or not np.array_equal(values, held):
+            if (fill, size) != (filled, length):
+                return False
+            if values is not held and not np.array_equal(values, held):
                 return False
         return True
 

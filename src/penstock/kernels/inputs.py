@@ -144,7 +144,9 @@ class StateInputs:
     folded: Tensor
     offset: Tensor  # [S] int32: as in Queries
     chunk_slots: Tensor  # [chunks] int64: slot that each chunk continues and updates
-    order: Any = None  # the column's own form of the above, made by the step's first layer
+    # the column's own forms of the above, made by the step's first layer that needs them
+    order: Any = None
+    places: Any = None
 
 
 @dataclass(slots=True)

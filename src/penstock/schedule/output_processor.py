@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.config import BLOCK_SIZE
 from penstock.schedule.deltas import (
     ABORT,
     ERROR,
@@ -32,7 +33,6 @@ from penstock.schedule.rows import (
     IGNORES_EOS,
     MORE_STOP_IDS,
     ON_WATCH,
-    RUNNING,
     STOP_IDS,
     Rows,
 )
@@ -51,6 +51,7 @@ from penstock.schedule.stop_token_masks import StopTokenMasks
 
 FEW_EOS = 4
 NONE: Int64 = np.zeros(0, np.int64)
+NONE_YET = -2  # value of RowBatch.number before a step was read
 
 
 @dataclass(slots=True)
@@ -69,6 +70,21 @@ class Read:
     right: Int32 | None = None
 
 
+@dataclass(slots=True)
+class RowBatch:
+    """Data of a step's S rows that later steps of the same rows use again: what does not change,
+    and where the tokens of step `number`, the last one read, went."""
+
+    plan_rows: Int32  # [S] the plan's own array, which names one sample per row as long as it lives
+    rows: Int64  # [S] row numbers, as numpy gathers fastest
+    member: Bool  # [size of the row table] True for these rows
+    traits: NDArray[np.uint8]  # [S]
+    last: Int32  # [S] position of the last token that the row may have
+    number: int
+    positions: Int32  # [S]
+    slots: Int64  # [S] KV cache slots of `positions`
+
+
 class OutputProcessor:
     """Gives the tokens of steps to samples, in launch order."""
 
@@ -84,60 +100,91 @@ class OutputProcessor:
         self.scores = LogprobStore(len(slot_token))
         self.guesses = False  # True once a row has had a drafter's drafts
         self._eos = sorted({t for t in limits.eos_token_ids if 0 <= t < limits.vocab_size})
+        self._batch: RowBatch | None = None
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Reads one step. `plan.rows` still name the samples of the launch: no row is reused before
         its steps are read."""
-        # numpy gathers fastest with int64 indices
-        rows, tokens = plan.query_rows.astype(np.int64), result.tokens
-        positions = self.rows.read_length.take(rows)
-        positions += 1
+        tokens, columns = result.tokens, self.rows
         right: Int32 | None = None
-        if plan.drafts is not None:
-            positions += plan.drafts.offset
-            right = self._settle(plan.rows, plan.drafts, tokens)
-        lives = self.rows.state.take(rows)
-        # Nearly always every token was drawn for a running row: check this first, by two passes
-        # over the arrays.
-        drawn = int(tokens.min(initial=0)) >= 0
-        bad = NONE if drawn else np.flatnonzero(tokens == BAD_LOGITS)
-        distrusted = plan.query_rows[bad[lives[bad] != FREE]]
         where: Int64 | None = None
-        if not drawn or int(lives.min(initial=RUNNING)) <= ENDED:
+        bad, distrusted = NONE, plan.rows[:0]
+        # Nearly always every token was drawn for a row that goes on.
+        drawn = int(tokens.min(initial=0)) >= 0
+        batch = self._next(plan) if drawn and plan.drafts is None else None
+        if batch is not None:
+            rows, positions, slots = batch.rows, batch.positions, batch.slots
+            traits, last = batch.traits, batch.last
+            columns.read_length += batch.member
+        else:
+            rows = plan.query_rows.astype(np.int64)
+            positions = columns.read_length.take(rows)
+            positions += 1
+            if plan.drafts is not None:
+                positions += plan.drafts.offset
+                right = self._settle(plan.rows, plan.drafts, tokens)
+            lives = columns.state.take(rows)
+            bad = np.flatnonzero(tokens == BAD_LOGITS)
+            distrusted = plan.query_rows[bad[lives[bad] != FREE]]
             where = np.flatnonzero((tokens != NO_TOKEN) & (lives > ENDED))
             rows, tokens, positions = rows[where], tokens[where], positions[where]
-        if bad.size:
-            bad = np.flatnonzero(tokens == BAD_LOGITS)
-            tokens[bad] = 0
-        slots = self.rows.slots(rows, positions)
+            if bad.size:
+                bad = np.flatnonzero(tokens == BAD_LOGITS)
+                tokens[bad] = 0
+            slots = columns.slots(rows, positions)
+            traits, last = columns.traits.take(rows), columns.limit.take(rows) - np.int32(1)
         self.slot_token.reshape(-1)[slots] = tokens
         if result.logprobs is not None:
-            every = np.full(lives.size, -1, np.int64)
+            every = np.full(result.tokens.size, -1, np.int64)
             every[slice(None) if where is None else where] = slots
             self.scores.put(every[result.logprobs.where], result.logprobs)
         if distrusted.size:
             self.scores.blank(slots[bad])
-        traits = self.rows.traits.take(rows)
-        finish, stop_id = self._ends(rows, tokens, positions, traits, bad)
-        taken, hits = rows.size, self._goes_up(rows, tokens, traits)
+        some = int(np.bitwise_or.reduce(traits, initial=0))
+        finish, stop_id = self._ends(rows, tokens, positions, last, traits, some, bad)
+        taken, hits = rows.size, self._goes_up(rows, tokens, traits, some)
         given = rows, tokens, finish == GOES_ON
         if plan.drafts is not None:
-            last, hits = _last_of_each(rows, finish, hits)
-            rows, positions, finish, stop_id = (
-                rows[last],
-                positions[last],
-                finish[last],
-                stop_id[last],
-            )
-        self.rows.read_length[rows] = positions
+            at, hits = _last_of_each(rows, finish, hits)
+            rows, positions, finish, stop_id = rows[at], positions[at], finish[at], stop_id[at]
+        if batch is None:
+            columns.read_length[rows] = positions
         over = finish != GOES_ON
         ended = rows[np.flatnonzero(over)].astype(np.int32)
         news = np.flatnonzero(hits | over)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        wasted = lives.size - taken
+        wasted = result.tokens.size - taken
         if plan.drafts is not None and right is not None:
             wasted -= int(plan.drafts.start[-1] - right.sum())
         return Read(ended, *given, distrusted, deltas, taken, wasted, right)
+
+    def _next(self, plan: StepPlan) -> RowBatch | None:
+        """Returns the RowBatch of a step without drafts, with the places of its tokens; None if one of
+        its rows ended after the launch."""
+        columns, batch = self.rows, self._batch
+        if batch is None or batch.plan_rows is not plan.rows:
+            rows = plan.rows.astype(np.int64)
+            member = np.zeros(columns.count, np.bool_)
+            member[rows] = True
+            last = columns.limit.take(rows)
+            last -= 1
+            traits = columns.traits.take(rows)
+            self._batch = batch = RowBatch(
+                plan.rows, rows, member, traits, last, NONE_YET, last, rows
+            )
+        if ((columns.state <= ENDED) & batch.member).any():
+            return None
+        if batch.number == plan.number - 1:
+            batch.positions += 1
+            batch.slots += 1
+            fresh = np.flatnonzero(batch.positions & (BLOCK_SIZE - 1) == 0)
+            batch.slots[fresh] = columns.slots(batch.rows[fresh], batch.positions[fresh])
+        else:
+            batch.positions = columns.read_length.take(batch.rows)
+            batch.positions += 1
+            batch.slots = columns.slots(batch.rows, batch.positions)
+        batch.number = plan.number
+        return batch
 
     def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> Int32:
         """Lowers the rows' planned lengths by the number of drafts in this step that were wrong.
@@ -156,18 +203,27 @@ class OutputProcessor:
         return right
 
     def _ends(
-        self, rows: Int64, tokens: Int32, positions: Int32, traits: NDArray[np.uint8], bad: Int64
+        self,
+        rows: Int64,
+        tokens: Int32,
+        positions: Int32,
+        last: Int32,
+        traits: NDArray[np.uint8],
+        some: int,
+        bad: Int64,
     ) -> tuple[NDArray[np.int8], Int32]:
         """Returns each row's finish reason after this token, as in Deltas.finish, and the stop id
-        that matched. bad: the indices of rows whose logits were not finite."""
+        that matched. last: the position of each row's last possible token. some: the traits that
+        any row has. bad: the indices of rows whose logits were not finite."""
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)
         stop_id = np.full(rows.size, NO_STOP_ID, np.int32)
-        finish[np.flatnonzero(columns.limit.take(rows) - positions <= 1)] = LENGTH
+        finish[np.flatnonzero(positions >= last)] = LENGTH
         ends = self._eos_among(tokens)
-        finish[ends[traits[ends] & IGNORES_EOS == 0]] = STOP
-        asks = _having(traits, STOP_IDS)
-        if asks.size:
+        if ends.size:
+            finish[ends[traits[ends] & IGNORES_EOS == 0]] = STOP
+        if some & STOP_IDS:
+            asks = np.flatnonzero(traits & STOP_IDS)
             asks = asks[finish[asks] != STOP]
             hit = asks[(columns.stop_ids[rows[asks]] == tokens[asks, None]).any(axis=1)]
             finish[hit], stop_id[hit] = STOP, tokens[hit]
@@ -175,7 +231,8 @@ class OutputProcessor:
                 live = self.groups[int(columns.group[rows[i]])].live
                 if positions[i] >= live.min_length and (live.more_stop_ids == tokens[i]).any():
                     finish[i], stop_id[i] = STOP, tokens[i]
-        finish[bad], stop_id[bad] = ERROR, NO_STOP_ID
+        if bad.size:
+            finish[bad], stop_id[bad] = ERROR, NO_STOP_ID
         return finish, stop_id
 
     def _eos_among(self, tokens: Int32) -> Int64:
@@ -188,12 +245,14 @@ class OutputProcessor:
             hits |= tokens == token
         return np.flatnonzero(hits)
 
-    def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8]) -> Bool:
+    def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8], some: int) -> Bool:
         """Returns True for tokens to send to the client now: the row is streamed, or the token may
-        end one of its stop strings."""
+        end one of its stop strings. some: the traits that any row has."""
+        if not some & (EACH_TOKEN | ON_WATCH):
+            return np.zeros(rows.size, np.bool_)
         hits: Bool = traits & EACH_TOKEN != 0
-        watched = _having(traits, ON_WATCH)
-        if watched.size:
+        if some & ON_WATCH:
+            watched = np.flatnonzero(traits & ON_WATCH)
             hits[watched] = self.watch.hits(self.rows.watch[rows[watched]], tokens[watched])
         return hits
 
@@ -271,11 +330,6 @@ class OutputProcessor:
         np.cumsum(counts, out=start[1:])
         positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
         return start, self.rows.slots(np.repeat(rows.astype(np.int64), counts), positions)
-
-
-def _having(traits: NDArray[np.uint8], trait: int) -> Int64:
-    """Returns the indices of rows that have a trait."""
-    return np.flatnonzero(traits & trait) if int(np.bitwise_or.reduce(traits)) & trait else NONE
 
 
 def _cut_pending(group: ForkGroup) -> Deltas:

@@ -9,11 +9,45 @@ T: a step's tokens, c: channels, n: tokens of a chunk."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import StateInputs, StepInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.reference.recurrent.row_turns import RowTurns
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Entries of the windows that a step's R decode queries read and write, in all layers alike."""
+
+    taps: int
+    width: int  # entries of a window
+    slots: Tensor  # [R] int64: slot of each query's row
+    at: Tensor  # [R] int64: entry of the query's own input
+    before: Tensor  # [taps - 1, R] int64: entries of the inputs before it, the oldest first
+    stored: Tensor | None  # [R, 1] bool: True where the query's input is stored; None: all are
+
+    @classmethod
+    def of(cls, inputs: StepInputs, taps: int, width: int) -> RowPlaces:
+        """Returns the places of a step, which are made once and kept in `inputs.states`."""
+        states, positions = inputs.states, inputs.positions[: inputs.rows]
+        assert states is not None, "a layer with a window has slots"
+        made = states.places
+        if made is None or (made.taps, made.width) != (taps, width):
+            back = torch.arange(taps - 1, 0, -1, device=positions.device)[:, None]
+            stored = (states.folded <= positions)[:, None]
+            made = states.places = cls(
+                taps,
+                width,
+                states.slots.long(),
+                positions % width,
+                (positions - back) % width,
+                None if bool(stored.all()) else stored,
+            )
+        places: RowPlaces = made
+        return places
 
 
 def short_conv(
@@ -32,17 +66,22 @@ def convolved(
     stores the inputs in window [slots, width, w or more]. weight: [c, taps]. bias: [c] or None."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
+    by_tap = weight.float().t().contiguous()
+    if rows:
+        places = RowPlaces.of(inputs, weight.shape[1], window.shape[1])
+        of_rows = _rows(came[:rows], by_tap, bias, window, places)
+        if inputs.prefill is None and rows == came.shape[0]:
+            return of_rows
     mixed = torch.empty((came.shape[0], channels), dtype=torch.float32, device=came.device)
     if rows:
-        seen = _rows(came[:rows], weight.shape[1], window, states, inputs.positions[:rows])
-        mixed[:rows] = _weighed(seen, weight, bias)
+        mixed[:rows] = of_rows
     if inputs.prefill is not None:
         start, context = (inputs.prefill.start + rows).tolist(), inputs.prefill.context.tolist()
         for chunk, slot in enumerate(states.chunk_slots.tolist()):
             own = slice(start[chunk], start[chunk + 1])
             if own.start < own.stop:
                 held = window[slot, :, :channels]
-                _chunk(came[own, :channels], context[chunk], weight, bias, held, mixed[own])
+                _chunk(came[own, :channels], context[chunk], by_tap, bias, held, mixed[own])
     return mixed
 
 
@@ -51,47 +90,44 @@ def convolved_again(
 ) -> tuple[Tensor, Tensor]:
     """Returns the convolution [A, c] float32 of the A tokens that are folded again, and their
     entries of the window [A, w or more]."""
-    slots, positions = turns.again_slots, turns.again_positions
-    seen = _seen(weight.shape[1], window, slots, positions)
-    seen.append(window[slots, positions % window.shape[1]])
-    return _weighed(seen, weight, bias), seen[-1]
+    slots, positions, width = turns.again_slots, turns.again_positions, window.shape[1]
+    back = range(weight.shape[1] - 1, -1, -1)
+    seen = [window[slots, (positions - each) % width] for each in back]
+    return _weighed(seen, weight.float().t().contiguous(), bias), seen[-1]
 
 
 def _rows(
-    came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor
-) -> list[Tensor]:
-    """Returns each tap's inputs for the queries of decode rows, [rows, w] each. Stores the queries'
-    inputs in their windows, except of tokens that `states.folded` counts. came: [rows, w]."""
-    slots, at, width = states.slots.long(), positions % window.shape[1], came.shape[1]
-    stored = (states.folded <= positions)[:, None]
-    window[slots, at, :width] = torch.where(stored, came, window[slots, at, :width])
-    return [*_seen(taps, window, slots, positions), came]
-
-
-def _seen(taps: int, window: Tensor, slots: Tensor, positions: Tensor) -> list[Tensor]:
-    """Returns the inputs of the `taps` - 1 tokens before the positions [n], [n, w] each, the oldest
-    first."""
-    return [window[slots, (positions - back) % window.shape[1]] for back in range(taps - 1, 0, -1)]
+    came: Tensor, by_tap: Tensor, bias: Tensor | None, window: Tensor, places: RowPlaces
+) -> Tensor:
+    """Returns the convolution of the inputs of decode rows came [R, w], [R, c] float32. Stores the
+    inputs in their windows, except of tokens that `StateInputs.folded` counts."""
+    slots, at, width = places.slots, places.at, came.shape[1]
+    kept = came
+    if places.stored is not None:
+        kept = torch.where(places.stored, came, window[slots, at, :width])
+    window[slots, at, :width] = kept
+    return _weighed([*window[slots, places.before], came], by_tap, bias)
 
 
 def _chunk(
-    came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor
+    came: Tensor, context: int, by_tap: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor
 ) -> None:
     """Writes the convolution of a chunk's inputs came [n, c] to mixed [n, c]. context: tokens of
-    the prompt before the chunk. window: [width, c], updated."""
-    taps, count, width = weight.shape[1], came.shape[0], window.shape[0]
+    the prompt before the chunk. by_tap: [taps, c]. window: [width, c], updated."""
+    taps, count, width = by_tap.shape[0], came.shape[0], window.shape[0]
     before = window[[(context - back) % width for back in range(taps - 1, 0, -1)]]
     seen = torch.cat((before, came))
-    mixed.copy_(_weighed([seen[tap : tap + count] for tap in range(taps)], weight, bias))
+    mixed.copy_(_weighed([seen[tap : tap + count] for tap in range(taps)], by_tap, bias))
     new = min(taps, count)
     window[[(context + count - back) % width for back in range(new, 0, -1)]] = came[count - new :]
 
 
-def _weighed(taps: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
+def _weighed(taps: list[Tensor], by_tap: Tensor, bias: Tensor | None) -> Tensor:
     """Returns the weighted sum over taps, [n, c] float32. taps: each tap's inputs [n, w], the
-    oldest tokens' first."""
-    channels = weight.shape[0]
-    total = taps[0][:, :channels].float() * weight[:, 0].float()
-    for tap, seen in enumerate(taps[1:], 1):
-        total += seen[:, :channels].float() * weight[:, tap].float()
+    oldest tokens' first. by_tap: [taps, c] float32, contiguous: torch multiplies by the strided
+    rows of a weight's transpose number by number."""
+    channels = by_tap.shape[1]
+    total = taps[0][:, :channels].float() * by_tap[0]
+    for seen, weight in zip(taps[1:], by_tap[1:], strict=True):
+        total += seen[:, :channels].float() * weight
     return total if bias is None else total + bias.float()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["toy", "regex"])
-def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Callable[[str], Grammar]:
+    """Makes each grammar once, whatever order its tests come in."""
+    return cache(lambda name: make_grammar(folder, name))
+
+
+@pytest.fixture(params=["toy", "regex"])
+def grammar(made: Callable[[str], Grammar], request: pytest.FixtureRequest) -> Grammar:
+    return made(request.param)
+
+
+def make_grammar(folder: Path, name: str) -> Grammar:
     make: Callable[[], Constraint] = lambda: Alternating(VOCABULARY, (END,), forces=True)  # noqa: E731
     asked = ASKED
-    if request.param == "regex":
+    if name == "regex":
         compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=VOCABULARY), (END,))
         make = compiler.compile(grammar_text(StructuredOutputsParams(regex=REGEX))).matcher
         # they bar what the regex needs
@@ -126,7 +137,7 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
         if number not in CONSTRAINED
         for tokens in alone[number].values()
     ]
-    if request.param == "toy":
+    if name == "toy":
         assert sum(map(len, constrained)) > 60 and all(
             holds(tokens, (END,)) for tokens in constrained
         )
@@ -139,16 +150,22 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
     return Grammar(make, asked, alone)
 
 
+FEW_ROWS = {"steps_ahead": 3, "preempt_every": 2, "max_num_seqs": 5}
+
+
 @pytest.mark.parametrize(
-    "knobs, slots",
+    "grammar, knobs, slots",
     [
-        ({"steps_ahead": 0}, None),
-        ({"steps_ahead": 1}, None),
-        ({"steps_ahead": 2, "preempt_every": 3}, None),
-        ({"steps_ahead": 3, "preempt_every": 2, "max_num_seqs": 5}, None),
-        ({"steps_ahead": 3, "kv_cache_tokens": CONTEXT + 32}, None),
-        ({"steps_ahead": 1, "preempt_every": 4}, 2),
+        ("toy", {"steps_ahead": 0}, None),
+        ("toy", {"steps_ahead": 2, "preempt_every": 3}, None),
+        ("toy", FEW_ROWS, None),
+        ("toy", {"steps_ahead": 3, "kv_cache_tokens": CONTEXT + 32}, None),
+        ("toy", {"steps_ahead": 1, "preempt_every": 4}, 2),
+        ("regex", {"steps_ahead": 1}, None),
+        ("regex", FEW_ROWS, None),
+        ("regex", {"steps_ahead": 1, "preempt_every": 4}, 2),
     ],
+    indirect=["grammar"],
     ids=str,
 )
 def test_a_grammar_holds_beside_free_rows(

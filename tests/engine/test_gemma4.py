@@ -3,6 +3,8 @@ alone: forked, chunked, preempted, found in the cache, by ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +72,29 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return MODELS[request.param]
+def each_alone() -> Callable[[str], Samples]:
+    """Drives a model's requests once, whatever order its tests come in."""
+    return cache(lambda name: drive_each_alone(tiny_runner(**MODELS[name])))
 
 
-@pytest.fixture(scope="module")
-def alone(model: dict[str, Any]) -> Samples:
+@pytest.fixture
+def alone(name: str, each_alone: Callable[[str], Samples]) -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    return drive_each_alone(tiny_runner(**model))
+    return each_alone(name)
 
 
 @pytest.mark.parametrize(
-    ("model", "ahead", "tight"),
+    ("name", "ahead", "tight"),
     [("half", 1, True), ("as much", 0, False), ("half, eight bits", 2, True), ("twice", 2, True)],
-    indirect=["model"],  # the first is that of the ranks' test too: its samples are driven once
 )
 def test_samples_are_what_they_are_alone(
-    alone: Samples, model: dict[str, Any], ahead: int, tight: bool
+    alone: Samples, name: str, ahead: int, tight: bool
 ) -> None:
     """Few blocks and tokens a step; rows are preempted all the time. Layers share pages, whatever
     they store."""
-    runner = tiny_runner(**model, **({"blocks": 60, "max_batched_tokens": 24} if tight else {}))
+    runner = tiny_runner(
+        **MODELS[name], **({"blocks": 60, "max_batched_tokens": 24} if tight else {})
+    )
     assert runner.layer_pages is not None
     engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
     assert drive(engine, requests(), threads, together=4) == alone
@@ -99,14 +103,12 @@ def test_samples_are_what_they_are_alone(
     runner.close()
 
 
-@pytest.mark.parametrize("model", ["half"], indirect=True)
-def test_two_ranks_give_the_samples_of_one(
-    alone: Samples, model: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["half"])
+def test_two_ranks_give_the_samples_of_one(alone: Samples, name: str, tmp_path: Path) -> None:
     layouts = [
         Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))
     ]
-    runners = [tiny_runner(**model, layout=layout, blocks=120) for layout in layouts]
+    runners = [tiny_runner(**MODELS[name], layout=layout, blocks=120) for layout in layouts]
     assert all(runner.layer_pages is not None for runner in runners)
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]

@@ -4,6 +4,8 @@ tokens so far, and the tokens are those without drafts, in fewer steps."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,11 @@ ASKS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 9},
     {"temperature": 1.0, "logit_bias": {60: 3.0}},
 ]
-TOKENS = 40
+TOKENS = 32
+READ_AT_ONCE = {"steps_ahead": 0}
+PREEMPTED = {"steps_ahead": 3, "preempt_every": 3}
+FEW_BLOCKS = {"steps_ahead": 2, "kv_cache_tokens": 192 + 64}
+CHUNKED = {"steps_ahead": 2, "max_num_batched_tokens": 24, "max_num_seqs": 5}
 
 
 class Pausing(Counts):
@@ -58,16 +64,27 @@ class Pausing(Counts):
             self.right += int(right.sum())
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
-def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Drafted:
-    return make_drafted(tmp_path_factory.mktemp("model"), request.param)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafted]:
+    """Makes each model once, whatever order its tests come in."""
+    return cache(lambda name: make_drafted(tmp_path_factory.mktemp("model"), name))
+
+
+@pytest.fixture(params=DRAFTERS)
+def model(request: Any, made: Callable[[str], Drafted]) -> Drafted:
+    return made(request.param)
 
 
 def told(outs: list[Any]) -> list[Any]:
     return [[(one.token_ids, one.finish_reason) for one in out.outputs] for out in outs]
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("model", "cached"),
+    [(name, True) for name in DRAFTERS]
+    + [("glm4_moe", False), ("eagle3 qwen3", False), ("dflash llama", False)],
+    indirect=["model"],
+)
 def test_drafts_are_those_of_the_layer_over_all_tokens(
     model: Drafted, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
@@ -94,20 +111,39 @@ def test_drafts_are_those_of_the_layer_over_all_tokens(
 
 
 @pytest.fixture(scope="module")
-def plain(model: Drafted) -> list[Any]:
-    with open_llm(model.folder) as llm:
-        return told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False))
+def without_drafts() -> Callable[[Path], list[Any]]:
+    @cache
+    def told_by(folder: Path) -> list[Any]:
+        with open_llm(folder) as llm:
+            return told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False))
+
+    return told_by
+
+
+@pytest.fixture
+def plain(model: Drafted, without_drafts: Callable[[Path], list[Any]]) -> list[Any]:
+    return without_drafts(model.folder)
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    ("model", "knobs"),
     [
-        {"steps_ahead": 0},
-        {"steps_ahead": 1},
-        {"steps_ahead": 3, "preempt_every": 3},
-        {"steps_ahead": 2, "kv_cache_tokens": 192 + 64},
-        {"steps_ahead": 2, "max_num_batched_tokens": 24, "max_num_seqs": 5},
+        ("glm4_moe", READ_AT_ONCE),
+        ("glm4_moe", PREEMPTED),
+        ("deepseek_v3", FEW_BLOCKS),
+        ("deepseek_v3", CHUNKED),
+        ("qwen3_5_text", PREEMPTED),
+        ("qwen3_5_text", CHUNKED),
+        ("eagle3 llama", {"steps_ahead": 1}),
+        ("eagle3 llama", FEW_BLOCKS),
+        ("eagle3 qwen3", PREEMPTED),
+        ("eagle3 qwen3", CHUNKED),
+        ("dflash llama", FEW_BLOCKS),
+        ("dflash llama", PREEMPTED),
+        ("dflash qwen3", READ_AT_ONCE),
+        ("dflash qwen3", CHUNKED),
     ],
+    indirect=["model"],
 )
 def test_the_tokens_are_the_same(
     model: Drafted,
@@ -123,8 +159,7 @@ def test_the_tokens_are_the_same(
         assert llm.stats()["spec_accepted_tokens"] == drafting.right.sum()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("most, steps", [(1, 26), (3, 14), (8, 8)])
+@pytest.mark.parametrize("temperature, most, steps", [(1.0, 1, 26), (0.0, 3, 14), (1.0, 8, 8)])
 def test_a_layer_that_knows_the_model_is_always_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float, most: int, steps: int
 ) -> None:
@@ -183,6 +218,9 @@ def test_a_head_copied_to_fp8_scores_drafts_alone(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "model", ["deepseek_v3", "qwen3_5_text", "eagle3 llama", "dflash qwen3"], indirect=True
+)
 def test_two_ranks_draft_the_same(
     model: Drafted, plain: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +231,9 @@ def test_two_ranks_draft_the_same(
         assert llm._engine.scheduler.drafting.right.sum() > 0
 
 
-@pytest.mark.parametrize("most", [3, 8])
+@pytest.mark.parametrize(
+    ("model", "most"), [*zip(DRAFTERS, (8, 3, 8, 3, 8, 8, 3), strict=True)], indirect=["model"]
+)
 def test_rows_that_end_where_the_context_does(
     model: Drafted, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -236,6 +276,9 @@ def test_rows_draft_well_after_a_pause(tmp_path: Path) -> None:
     assert right[1] > 0.7 * right[0] > 0
 
 
+@pytest.mark.parametrize(
+    "model", ["glm4_moe", "deepseek_v3", "eagle3 qwen3", "dflash llama"], indirect=True
+)
 def test_keys_and_values_in_eight_bits(model: Drafted, monkeypatch: pytest.MonkeyPatch) -> None:
     count_as_equal(monkeypatch)
     found = []

@@ -66,6 +66,18 @@ def tree_of(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """All nodes of a source: most laws look at them."""
+    return list(ast.walk(tree_of(text)))
+
+
+def forget() -> None:
+    """Lets go of all trees: of four million objects, at which each look for garbage would look."""
+    for known in (tree_of, nodes_of, _imports_of):
+        known.cache_clear()
+
+
 def imports(root: Path) -> list[Import]:
     return [each for path, text in sources(root) for each in _imports_of(path, text)]
 
@@ -113,9 +125,8 @@ class _Collector(ast.NodeVisitor):
             self._add(node.lineno, f"{base}.{alias.name}")
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = ast.unparse(node.func).split(".")[-1]
         if (
-            name in ("import_module", "__import__")
+            _last_name(node) in ("import_module", "__import__")
             and node.args
             and isinstance(node.args[0], ast.Constant)
         ):
@@ -296,7 +307,7 @@ def nothing_runs_strangers_code(root: Path) -> list[str]:
         if each.package in floors.BARRED_MODULES
     ]
     for path, text in sources(root):
-        for node in ast.walk(tree_of(text)):
+        for node in nodes_of(text):
             if (what := _runs_strangers_code(node)) and not _only_tells_of_it(node, path):
                 broken.append(f"{path}:{getattr(node, 'lineno', 0)}: {what}")
     return broken
@@ -337,7 +348,7 @@ def state_is_handed_over(root: Path) -> list[str]:
     return [
         f"{path}:{node.lineno}: global {', '.join(node.names)}: hand it over instead"
         for path, text in sources(root)
-        for node in ast.walk(tree_of(text))
+        for node in nodes_of(text)
         if isinstance(node, ast.Global)
     ]
 
@@ -404,7 +415,7 @@ def docstrings_begin_plainly(root: Path) -> list[str]:
         f"{path}:{getattr(node, 'lineno', 1)}: its docstring begins with {words[0]}: begin with"
         " what it does"
         for path, text in sources(root)
-        for node in ast.walk(tree_of(text))
+        for node in nodes_of(text)
         if isinstance(node, kinds) and not getattr(node, "name", "").startswith("_")
         if (words := (ast.get_docstring(node) or "").split())
         and words[0].strip(",") in ("Of", "As")
@@ -420,12 +431,13 @@ def tests_can_fail(root: Path) -> list[str]:
     for path, text in sources(root):
         if not path.split("/")[-1].startswith("test_"):
             continue
-        tree = tree_of(text)
-        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        asserts = [node for node in nodes_of(text) if isinstance(node, ast.Assert)]
         raises = [
             node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
+            for node in nodes_of(text)
+            if isinstance(node, ast.Call)
+            and _last_name(node) == "raises"
+            and ast.unparse(node.func) == "pytest.raises"
         ]
         if not asserts and not raises:
             broken.append(f"{path}: asserts nothing")
@@ -452,7 +464,7 @@ def tests_draw_the_same_each_time(root: Path) -> list[str]:
         " seed"
         for path, text in sources(root)
         if not path.startswith("reliability/")
-        for node in ast.walk(tree_of(text))
+        for node in nodes_of(text)
         if isinstance(node, ast.Call) and _draws_by_chance(node)
     ]
 

@@ -3,9 +3,10 @@ where it fails."""
 
 from __future__ import annotations
 
+import gc
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import floors
@@ -56,6 +57,15 @@ def declared() -> frozenset[str]:
         re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]
         for line in [*project["dependencies"], *extras]
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_live_as_long_as_the_laws() -> Iterator[None]:
+    """Nor does anything look for garbage among them, which is half of the time."""
+    gc.disable()
+    yield
+    laws.forget()
+    gc.enable()
 
 
 @pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)

@@ -161,7 +161,7 @@ def drive(runner: Runner) -> list[list[list[int]]]:
     rows = [
         host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)
     ]
-    told = [host.run(rows, 6, ahead=2).tolist()]
+    told = [host.run(rows, 5, ahead=2).tolist()]
     shared = host.row(0, prompt(41), 60, Ask(temperature=1.0, seed=9))
     forks, copies = [], []
     for sample in range(6):
@@ -172,7 +172,7 @@ def drive(runner: Runner) -> list[list[list[int]]]:
             )
         )
         copies.append((shared.blocks[2], own))
-    told.append(host.run(forks, 5, copies=copies, prefix=2).tolist())
+    told.append(host.run(forks, 4, copies=copies, prefix=2).tolist())
     return told
 
 

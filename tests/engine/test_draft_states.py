@@ -31,7 +31,8 @@ from penstock.speculative import SpeculativeConfig
 pytestmark = pytest.mark.torch
 
 HYBRIDS = ("lfm2", "qwen3_5", "nemotron")
-DRAFTS = SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_min=1)
+ASKED = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+DRAFTS = SpeculativeConfig.of(ASKED)
 ASKS: list[tuple[list[int], dict[str, Any]]] = [  # of few tokens, so that what came comes again
     (HEAD, {"temperature": 0.0, "allowed_token_ids": [40, 41, 42], "n": 3}),
     ([9], {"temperature": 1.0, "allowed_token_ids": [50, 51]}),
@@ -65,6 +66,10 @@ def asked() -> list[Request]:
 @pytest.fixture(params=HYBRIDS)
 def model(request: pytest.FixtureRequest) -> dict[str, Any]:
     return MODELS[request.param]
+
+
+def run_with_drafts(runner: Any, **knobs: Any) -> tuple[Samples, Engine]:
+    return run(runner, speculative_config=ASKED, **knobs)
 
 
 def run(runner: Any, **knobs: Any) -> tuple[Samples, Engine]:
@@ -115,7 +120,7 @@ def test_drafts_change_no_token(
     rows are preempted all the time."""
     limits = {"blocks": 24, "snapshots": 2, "max_batched_tokens": 24} if tight else {"snapshots": 3}
     runner = tiny_runner(**model, **limits, speculative=DRAFTS)
-    found, engine = run(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
+    found, engine = run_with_drafts(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
     assert found == plain[0]
     scheduler = engine.scheduler
     right, offered = int(scheduler.drafting.right.sum()), scheduler.drafting.counts["tokens"]
@@ -136,7 +141,7 @@ def test_a_state_that_is_not_taken_back_is_seen(
         folded.scatter_reduce_(0, rows, newest.to(torch.int32) + 1, "amax")
 
     monkeypatch.setattr(StepLaunches, "_count_folded", staticmethod(careless))
-    assert run(tiny_runner(**model, speculative=DRAFTS))[0] != plain[0]
+    assert run_with_drafts(tiny_runner(**model, speculative=DRAFTS))[0] != plain[0]
 
 
 @pytest.mark.parametrize("model", ["qwen3_5", "nemotron"], indirect=True)
@@ -147,7 +152,7 @@ def test_two_ranks_give_the_tokens_of_one(
         Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))
     ]
     runners = [tiny_runner(**model, layout=layout, speculative=DRAFTS) for layout in layouts]
-    one, threads = over(runners[0], preempt_every=7)
+    one, threads = over(runners[0], preempt_every=7, speculative_config=ASKED)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
     assert drive(engine, asked(), threads, together=3, forces=True) == plain[0]
     assert one.scheduler.drafting.right.sum() > 0

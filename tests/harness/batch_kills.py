@@ -57,7 +57,7 @@ def text_of(number: int) -> str:
 class _Stream:
     """One line at the engine: all of its samples at once, a moment later."""
 
-    num_cached_tokens = 0
+    num_cached_tokens, guesses = 0, (0, 0)
     prompt_logprobs = None
     begun = None
 

@@ -186,8 +186,8 @@ def test_the_better_rows_draft_where_there_is_room_for_some() -> None:
         counts = np.array(offered(made, rows), np.int32)
         assert counts.sum() <= 4
         made.settled(rows, counts, np.where(rows < 2, counts, 0).astype(np.int32))
-    counts = np.array(offered(made, rows), np.int32)
-    assert counts[:2].sum() == 4 and counts[2:].sum() == 0
+    counts = np.sum([offered(made, rows) for _ in range(2 * HOLD)], 0)
+    assert counts[:2].sum() > 10 * counts[2:].sum()
 
 
 def test_fewer_drafts_where_a_longer_guess_seldom_holds() -> None:

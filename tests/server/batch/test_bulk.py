@@ -206,11 +206,14 @@ def test_a_client_that_goes_away_cancels_what_it_asked(server: Running) -> None:
         server.hold(False)
 
 
-async def give_up(body: BufferedBody) -> None:
-    """Gives an answer up, and lets whoever waits go on for a while."""
+async def give_up(body: BufferedBody, server: Running) -> int:
+    """Gives an answer up, and lets whoever waits go on for a while. Returns the number of lines
+    that were asked for before."""
     body.give_up()
+    asked = len(server.engine.submitted)
     for _ in range(200):
         await asyncio.sleep(0)
+    return asked
 
 
 @pytest.mark.parametrize("given_up", [False, True])
@@ -244,7 +247,7 @@ def test_a_slow_reader_holds_its_own_lines_back(
                 time.sleep(0.3)
             assert asked < 6000, "lines were asked for whose answers nobody takes"
             if given_up:
-                server.on_loop(give_up(held[0]))
+                asked = server.on_loop(give_up(held[0], server))
                 assert len(server.engine.submitted) == asked
                 told = b"".join(iter(lambda: client.recv(1 << 20), b""))
                 assert len(server.engine.submitted) == asked and not server.engine.open

@@ -147,6 +147,18 @@ def test_what_drafts_take_beside_queries_counts(more: float, drafts: bool) -> No
     assert (sum(told) > 400) == drafts and bool(made.proposes) == drafts
 
 
+def test_where_drafting_is_dear_new_rows_are_like_those_before() -> None:
+    """A step with drafts takes half as long again. Rows whose drafts are wrong make way for others."""
+    made, columns = gate(flat, 0.5)
+    rows, tries = np.arange(8, dtype=np.int32), list[int]()
+    for _ in range(12):
+        tries.append(sum(drive(made, rows, lambda counts: 0 * counts, 20)))
+        columns.order += COUNT
+    assert tries[0] > 0 and sum(tries[2:]) < tries[0]
+    # at last they try again
+    assert sum(drive(made, rows, lambda counts: counts, 2000)) > 2000
+
+
 def test_a_gate_that_drafts_nothing_looks_seldom() -> None:
     made, _ = gate(lambda queries: queries)
     rows = np.arange(20, dtype=np.int32)

@@ -24,6 +24,10 @@ Float64 = NDArray[np.float64]
 MOST_ROWS = 256  # rows above which a step's time is never mostly reading weights
 FIRST_SHARE = 0.5  # share of right drafts assumed of a row that has not drafted yet
 FIRST_WEIGHT = 2.0  # drafts of its own that weigh as much
+# Where a step with a single draft takes so many times as long as one without, a row is assumed to
+# be like those that drafted lately. Their counts fade by a factor at each step; as many drafts
+# weigh as much as FIRST_SHARE.
+DEAR, FADE_OF_ALL, WEIGHT_OF_ALL = 1.2, 0.995, 8.0
 # a row pauses after so many steps with wrong drafts alone, at a share below this
 MOST_WRONG, LEAST_SHARE = 4, 0.25
 # factor by which a row's counts fade at each step, so that a row that had bad luck tries again
@@ -64,6 +68,8 @@ class DraftGate:
         # newest drafts of each row: those that were right, and those that were tried. A draft
         # behind a wrong one is not tried
         self._right, self._tried = np.zeros((2, columns.count))
+        # the same of all rows
+        self._all_right = self._all_tried = 0.0
         # steps with wrong drafts alone since the last right one; length and rest of the row's pause
         self._wrong, self._pause, self._left = np.zeros((3, columns.count), np.int32)
         # drafts that the device made after the row's last step
@@ -111,6 +117,8 @@ class DraftGate:
         passed, self._rested = 1 + self._rested, 0
         self._right[rows] *= FADE**passed
         self._tried[rows] *= FADE**passed
+        self._all_right *= FADE_OF_ALL**passed
+        self._all_tried *= FADE_OF_ALL**passed
         asleep: Bool = self._left[rows] > 0
         self._left[rows] -= np.minimum(self._left[rows], passed)
         # rows with a constraint get the tokens that their grammar forces
@@ -127,8 +135,11 @@ class DraftGate:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
         at = offered > 0
         rows, offered, right = rows[at], offered[at], right[at]
+        tried = right + (right < offered)
         self._right[rows] += right
-        self._tried[rows] += right + (right < offered)
+        self._tried[rows] += tried
+        self._all_right += float(right.sum())
+        self._all_tried += float(tried.sum())
         self._wrong[rows] = wrong = np.where(right > 0, 0, self._wrong[rows] + 1)
         # steps launched before a pause are read in it
         tired = (wrong >= MOST_WRONG) & (self._left[rows] == 0)
@@ -140,14 +151,15 @@ class DraftGate:
         longer = np.minimum(2 * pause, LONGEST_PAUSE)
         self._pause[rows] = np.where(right > 0, FIRST_PAUSE, np.where(tired, longer, pause))
 
-    def _shares(self, rows: Int32) -> Float64:
-        """Returns the expected share of right drafts of each row.
+    def _shares(self, rows: Int32, first: float = FIRST_SHARE) -> Float64:
+        """Returns the expected share of right drafts of each row. first: of one without drafts.
 
         A row with few drafts is taken by itself. The others are drawn towards their mean as if
         their shares followed a beta distribution, whose width is that of the found shares less what
         chance alone makes of it (method of moments)."""
         right, tried = self._right[rows], self._tried[rows]
-        shares: Float64 = (right + FIRST_WEIGHT * FIRST_SHARE) / (tried + FIRST_WEIGHT)
+        assumed = np.where(tried > 0, FIRST_SHARE, first)
+        shares: Float64 = (right + FIRST_WEIGHT * assumed) / (tried + FIRST_WEIGHT)
         known = tried >= ENOUGH
         if (count := int(np.count_nonzero(known))) > 1:
             right, tried = right[known], tried[known]
@@ -185,7 +197,11 @@ class DraftGate:
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
         seconds = np.maximum(self._seconds.with_drafts(rows.size, sizes), alone)
         least = LEAST_GAIN * rows.size / alone
-        share = self._shares(rows)
+        first = FIRST_SHARE
+        if seconds[0] > DEAR * alone:
+            first = self._all_right + WEIGHT_OF_ALL * FIRST_SHARE
+            first /= self._all_tried + WEIGHT_OF_ALL
+        share = self._shares(rows, first)
         if not ((rows.size + (sizes - rows.size) * share[most > 0].max()) / seconds > least).any():
             return counts  # not even if all drafts were as good as the best row's first
         # the n-th draft of a row counts only if all before it are right

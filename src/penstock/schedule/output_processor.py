@@ -98,7 +98,7 @@ class OutputProcessor:
     ) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
         self.scores = LogprobStore(len(slot_token))
-        self.guesses = False  # True once a row has had a drafter's drafts
+        self.guesses = False  # True while a row has counts of drafts that were not sent
         self._eos = sorted({t for t in limits.eos_token_ids if 0 <= t < limits.vocab_size})
         self._batch: RowBatch | None = None
 
@@ -275,6 +275,7 @@ class OutputProcessor:
         if self.guesses:
             deltas.guesses = self.rows.guesses[:, rows]
             self.rows.guesses[:, rows] = 0
+            self.guesses = bool(self.rows.guesses.any())
         tops = self.rows.top.take(rows)
         if self.scores.kept and (tops != NO_SCORES).any():
             found = self.scores.take(slots, np.repeat(tops, stop - first))

@@ -1,6 +1,7 @@
 """Compares Penstock with transformers' `generate`, side by side.
 
-Both run in one process with the same model, dtype, thread count and prompts. Three cases:
+Both run in one process with the same model, dtype, thread count and prompts. Cases, of which the
+first two run unless another is named:
 
     demo   the demo model, 16 problems with 4 shots each (about 300 tokens) x 64 samples of 64
            tokens. transformers runs batches of 64 (a problem's samples: no padding, its best case)

@@ -1,6 +1,6 @@
 """Trains the demo's drafter (draft_head.py) on the text that the demo model was trained on.
 
-`python scripts/demo/train_drafter.py --minutes 3 --out DIR` made the shipped one. It knows no
+`python scripts/demo/train_drafter.py --minutes 2.5 --out DIR` made the shipped one. It knows no
 engine.
 """
 

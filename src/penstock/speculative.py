@@ -86,6 +86,12 @@ def with_counts(text: str, counts: Sequence[int]) -> list[str]:
     return [json.dumps({**keys, "num_speculative_tokens": count}) for count in counts]
 
 
+def names_count_of(asked: str, chosen: str) -> bool:
+    """Returns True if `chosen` is `asked`, which names no number of drafts, with one."""
+    keys = json.loads(chosen)
+    return keys.pop("num_speculative_tokens", None) is not None and keys == json.loads(asked)
+
+
 def as_text(given: Any) -> Any:
     """Returns a dict as the option's JSON, and any other value as it is. A drafter's folder becomes
     absolute, since other processes may run in other folders. Raises UsageError."""
@@ -95,7 +101,9 @@ def as_text(given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         model = given.get("model")
-        if isinstance(model, str) and os.path.isdir(path := os.path.expanduser(model)):
+        if not isinstance(model, str) or model == "demo":  # the package's drafter
+            return json.dumps(given)
+        if os.path.isdir(path := os.path.expanduser(model)):
             given = given | {"model": os.path.abspath(path)}
         return json.dumps(given)
     except (TypeError, ValueError, RecursionError) as error:

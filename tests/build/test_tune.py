@@ -131,28 +131,27 @@ def test_time_that_knobs_leave_is_the_tables(
     assert least <= Told.table_seconds < least + 20.0
 
 
+@pytest.mark.parametrize(("best", "then"), [(2, 4), (6, 6)])
 def test_the_number_of_drafts_is_tried_on_a_model_opened_for_the_most(
-    tuned: Callable[..., Tuned],
+    tuned: Callable[..., Tuned], best: int, then: int
 ) -> None:
-    """Two drafts are best; the user's own text, which names no number, is the default."""
-    seen = set[str]()
+    """The user's own text, which names no number, is the default. Later models are opened for what
+    was chosen, and for the default that it is compared with."""
+    seen = list[int]()
 
     def speed(knobs: Mapping[str, Value]) -> float:
-        seen.update(
-            json.loads(opened["speculative_config"])["num_speculative_tokens"]
-            for opened in Told.opened
-        )
+        for opened in Told.opened:
+            seen.append(json.loads(opened["speculative_config"]).get("num_speculative_tokens", 4))
         count = json.loads(knobs["speculative_config"]).get("num_speculative_tokens", 4)
-        return 1.0 / (1 + abs(count - 2))
+        return 1.0 / (1 + abs(count - best))
 
     asked = '{"method": "ngram"}'
     found = tuned(speed, knobs={"speculative_config": asked})
-    assert found.engine == {
-        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'
-    }
+    chosen = json.dumps({"method": "ngram", "num_speculative_tokens": best})
+    assert found.engine == {"speculative_config": chosen}
     decision = named(found)["speculative_config"]
     assert decision.default == asked and decision.won_percent == pytest.approx(200.0)
-    assert seen == {8}
+    assert list(dict.fromkeys(seen)) == [8, then]
     fixed = '{"method": "ngram", "num_speculative_tokens": 4}'
     found = tuned(speed, knobs={"speculative_config": fixed})
     assert "speculative_config" not in named(found)

@@ -58,6 +58,24 @@ def test_what_was_left_alone_is_the_artifacts_and_what_was_named_is_the_users(fo
 
 
 @pytest.mark.parametrize(
+    ("asked", "drafts"),
+    [
+        ({"method": "ngram"}, 6),
+        ({"method": "ngram", "num_speculative_tokens": 3}, 3),
+        ({"method": "ngram", "prompt_lookup_max": 8}, 4),
+        (None, None),
+    ],
+)
+def test_how_many_drafts_is_the_artifacts_choice_where_the_same_is_asked_for(
+    tmp_path: Path, asked: dict[str, Any] | None, drafts: int | None
+) -> None:
+    chosen = json.dumps({"method": "ngram", "num_speculative_tokens": 6})
+    folder = make_artifact(tmp_path / "made", speculative_config=chosen)
+    speculative = fit_of(folder, speculative_config=asked).config.speculative
+    assert (None if speculative is None else speculative.num_speculative_tokens) == drafts
+
+
+@pytest.mark.parametrize(
     ("samples", "shared", "plain"), [(16, 15, True), (32, 0, False), (16, 48, False)]
 )
 def test_graphs_of_shared_prefixes_are_left_for_later_where_the_work_shares_none(

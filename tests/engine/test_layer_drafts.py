@@ -226,9 +226,13 @@ def test_two_ranks_draft_the_same(
 ) -> None:
     """Drafts are a step's input, so ranks with other drafts would give other tokens."""
     count_as_equal(monkeypatch)
-    with open_llm(model.folder, **model.config(), tensor_parallel_size=2) as llm:
-        assert told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)) == plain
-        assert llm._engine.scheduler.drafting.right.sum() > 0
+    right = []
+    for ranks in (1, 2):
+        with open_llm(model.folder, **model.config(), tensor_parallel_size=ranks) as llm:
+            assert told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)) == plain
+            right.append(llm._engine.scheduler.drafting.right.sum())
+    # the drafts of one rank, but for scores that are nearly equal
+    assert right[1] > 0.9 * right[0] > 0
 
 
 @pytest.mark.parametrize(

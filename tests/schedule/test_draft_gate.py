@@ -53,7 +53,7 @@ def gate(of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> tuple[Dra
 
 
 def offered(made: DraftGate, rows: Int32, most: int = MOST) -> list[int]:
-    if not made.wants(rows.size):
+    if not made.wants(rows):
         return [0] * rows.size
     counts = made.offer(rows, np.zeros(rows.size, np.int32), np.full(rows.size, most, np.int32))
     assert counts.tokens is None
@@ -87,7 +87,7 @@ def paid(chances: np.ndarray, tokens: int, fixed: int | None = None) -> tuple[fl
         rows = np.flatnonzero(left > 0).astype(np.int32)
         most = np.minimum(left[rows] - 1, MOST).astype(np.int32)
         counts = np.zeros_like(rows)
-        if made.wants(rows.size):
+        if made.wants(rows):
             counts = made.offer(rows, np.zeros_like(rows), most).counts
         counts = counts if fixed is None else np.minimum(fixed, most)
         right = np.zeros_like(rows)
@@ -164,13 +164,13 @@ def test_a_gate_that_drafts_nothing_looks_seldom() -> None:
     rows = np.arange(20, dtype=np.int32)
     looks = 0
     for _ in range(160):
-        if made.wants(rows.size):
+        if made.wants(rows):
             looks += 1
             made.offer(rows, 0 * rows, 0 * rows + MOST)
     assert looks < 160 / LONGEST_REST + 6
-    while made.wants(rows.size):
+    while made.wants(rows):
         made.offer(rows, 0 * rows, 0 * rows + MOST)
-    assert made.wants(rows.size // 2)
+    assert made.wants(rows[: rows.size // 2])
 
 
 def test_rows_with_a_constraint_take_no_place_from_others() -> None:

@@ -20,7 +20,7 @@ class Oracle:
     most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = 0, False
 
-    def wants(self, rows: int) -> bool:
+    def wants(self, rows: Int32) -> bool:
         return True
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:

@@ -57,7 +57,7 @@ class Guesser:
     most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = 0, False
 
-    def wants(self, rows: int) -> bool:
+    def wants(self, rows: np.ndarray) -> bool:
         return True
 
     def settled(self, rows: np.ndarray, offered: np.ndarray, right: np.ndarray) -> None:

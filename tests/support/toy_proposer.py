@@ -51,7 +51,7 @@ class Counts:
     most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows = MAX_DRAFTS, True
 
-    def wants(self, rows: int) -> bool:
+    def wants(self, rows: Int32) -> bool:
         return True
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:

@@ -37,7 +37,7 @@ from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 from penstock.row_table import MOST_SPECULATIVE_TOKENS
-from penstock.speculative import with_counts
+from penstock.speculative import SpeculativeConfig, with_counts
 
 # shares of the tuning time: for kernel parameters, for the table of step seconds, for the last
 # comparison
@@ -107,6 +107,8 @@ class Tuner:
         if (text := self._options.config().schedule.speculative_config) is not None:
             counts = with_counts(text, DRAFT_COUNTS)
             self._drafts = [text, *counts] if counts else []
+        # the value that models are opened with: enough for all that is tried on them
+        self._opened_for = self._drafts[-1] if self._drafts else None
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
@@ -194,6 +196,11 @@ class Tuner:
             candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock
         )
         self._take(decide(name, candidates, measured, self._unit, more=self._more))
+        if name == DRAFTS and self._chosen.get(DRAFTS) != candidates[-1]:
+            # models are opened for the default or for what was chosen, whichever is more
+            chosen = SpeculativeConfig.of(str(self._chosen.get(DRAFTS, candidates[0])))
+            more = chosen.num_speculative_tokens > SpeculativeConfig().num_speculative_tokens
+            self._opened_for = self._chosen[DRAFTS] if more else candidates[0]
 
     def _take(self, decision: Decision) -> None:
         self._decisions.append(decision)
@@ -389,10 +396,10 @@ class Tuner:
         )
 
     def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
-        """Returns a config with these options and kernel parameters, for the most drafts if their
+        """Returns a config with these options and kernel parameters, for enough drafts if their
         number is tuned. tunables None: the chosen parameters."""
-        if self._drafts:
-            knobs = {DRAFTS: self._drafts[-1], **knobs}
+        if self._opened_for is not None:
+            knobs = {DRAFTS: self._opened_for, **knobs}
         config = self._options.config(str(self._folder), **knobs)
         config.tuned = dict(self._tunables if tunables is None else tunables)
         return config

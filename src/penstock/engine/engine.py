@@ -173,11 +173,12 @@ class Engine:
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
-        queries, drafts = 0, 0  # measured only for the gate of drafts
-        if self.scheduler.drafting.drafter is not None:
-            drafts = 0 if oldest.drafts is None else int(oldest.drafts.start[-1])
-            queries = oldest.rows.size + drafts
-        drafting = drafts + oldest.proposes > 0
+        # measured only for the gate of drafts, by steps without tokens that a grammar forces
+        queries, drafting, drafts = 0, oldest.proposes > 0, oldest.drafts
+        forced = drafts is not None and drafts.tokens is not None
+        if self.scheduler.drafting.drafter is not None and not forced and not oldest.draws_late:
+            queries = oldest.rows.size + (0 if drafts is None else int(drafts.start[-1]))
+            drafting |= drafts is not None
         self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries, drafting)
         self.broken = True
         self.flights.popleft()

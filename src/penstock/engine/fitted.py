@@ -24,6 +24,7 @@ from penstock.artifact.manifest import KERNELS, MANIFEST, BuiltOn, Manifest, Val
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
 from penstock.kernels.tunables import known
+from penstock.speculative import names_count_of
 
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
@@ -194,6 +195,11 @@ def _with_choices(
             notes.append(f"it sets {name}, which this penstock doesn't know: left out")
         elif name not in told and name not in NOT_ITS_OWN:
             taken[name] = value
+    # of drafts, which a user asks for at each start, their number is the built engine's
+    asked, drafts = fitted.schedule.speculative_config, "speculative_config"
+    chosen = None if manifest is None else manifest.engine.get(drafts)
+    if asked is not None and isinstance(chosen, str) and names_count_of(asked, chosen):
+        taken[drafts] = chosen
     rows, tokens = (
         taken.get(name, getattr(places[name], name))
         for name in ("max_num_seqs", "max_num_batched_tokens")

@@ -79,8 +79,8 @@ class StepPace:
         self, rows: int, prompt_tokens: int, now: float, queries: int = 0, drafting: bool = False
     ) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
-        before it, whichever is later. queries: its rows and drafts; 0: nobody asks
-        for `seconds`. drafting: True if it had drafts or made some."""
+        before it, whichever is later. queries: its rows and drafts; 0: the step
+        isn't measured by them. drafting: True if it had drafts or made some."""
         took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))

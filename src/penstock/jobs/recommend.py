@@ -61,7 +61,8 @@ def bytes_a_rank(
         fit_states(share, config.model.mamba_ssm_cache_dtype, drafts)
         forms = narrowest(share, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length, forms))
-        weights, state = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes
+        weights = share.weights_bytes + share.copied_bytes(None) + share.rope_bytes
+        state = token * length + share.slot_bytes
         beside = asked == "host" or (asked == "auto" and weights + state > room)
         found[ranks] = weights - beside * share.table_bytes, state
     return found

@@ -68,10 +68,11 @@ class Linear:
         """Arranges the matrix for its operation; call it once, after the weights are loaded."""
         self.product = self.scheme.prepare(ops, self.loaded)
 
-    def copied_bytes(self, ops: Ops) -> int:
-        """Bytes of `fp8_copy`'s numbers and scales; 0: it makes no copy."""
+    def copied_bytes(self, ops: Ops | None) -> int:
+        """Bytes of `fp8_copy`'s numbers and scales; 0: it makes no copy. ops None: those of a GPU
+        that multiplies fp8."""
         matrix = self.loaded["weight"] if self.scheme is PLAIN else None
-        if matrix is None or matrix.dtype.itemsize != 2 or not multiplies_fp8(ops):
+        if matrix is None or matrix.dtype.itemsize != 2 or (ops and not multiplies_fp8(ops)):
             return 0
         return matrix.numbers + 4 * matrix.shape[0]
 

@@ -156,7 +156,10 @@ class Maker:
     def vocabulary_range(self, size: int) -> slice:
         """Returns the tokens, of `size`, that this rank's head scores."""
         rows = self._of_vocabulary("", size, 0)
-        return slice(None) if rows.cut is None else slice(*rows.bounds)
+        if rows.cut is None:
+            return slice(None)
+        first, count = rows.bounds
+        return slice(first, first + count)
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """Makes a matrix that every rank holds whole."""

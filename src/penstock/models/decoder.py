@@ -299,8 +299,9 @@ class Decoder:
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
 
-    def copied_bytes(self, ops: Ops) -> int:
-        """Bytes of the copies that `prepare` will make of weights that it also keeps."""
+    def copied_bytes(self, ops: Ops | None) -> int:
+        """Bytes of the copies that `prepare` will make of weights that it also keeps. ops: see
+        Linear."""
         shares = self.drafter is not None and not self.drafter.has_head
         return self.head.copied_bytes(ops) if shares else 0
 

@@ -64,6 +64,7 @@ class DraftGate:
     def __init__(self, columns: Rows, most: int, seconds: QuerySeconds, stores: int = 0) -> None:
         self.proposes, self.follows, self.reach = 0, False, most + stores
         self._columns, self.most, self._seconds = columns, most, seconds
+        self._stores = stores > 0
         self._order = np.full(columns.count, -1, np.int64)  # admission that a row's numbers are of
         # newest drafts of each row: those that were right, and those that were tried. A draft
         # behind a wrong one is not tried
@@ -80,15 +81,16 @@ class DraftGate:
         # drafts chosen for each row, and steps for which they hold
         self._wanted, self._held = np.zeros(columns.count, np.int32), 0
 
-    def wants(self, rows: int) -> bool:
-        """Returns False for a step of so many rows if none should draft; `offer` is not called for
-        it then."""
-        if rows > MOST_ROWS:
+    def wants(self, rows: Int32) -> bool:
+        """Returns False for a step of these rows if none should draft; `offer` is not called for it
+        then."""
+        if rows.size > MOST_ROWS:
             self.proposes, self.follows = 0, False
             self._drafted[:], self._held = 0, 0
             return False
-        # of half the rows other drafts may pay
-        if self._rest and 2 * rows > self._rows:
+        # of half the rows other drafts may pay; a layer must follow rows that join
+        changed = 2 * rows.size <= self._rows or (self._stores and self._new(rows).size > 0)
+        if self._rest and not changed:
             self._rest -= 1
             self._rested += 1
             return False
@@ -130,6 +132,8 @@ class DraftGate:
         # no longer than until a row's pause is over
         soon = int(self._left[rows[asleep]].min(initial=LONGEST_REST))
         self._rest, self._rows = 0 if drafts else min(self._next_rest, soon), rows.size
+        if self._rest:
+            self._drafted[:] = 0
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""

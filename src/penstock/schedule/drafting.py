@@ -11,7 +11,6 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
 from penstock.schedule.admission import Piece
-from penstock.schedule.draft_gate import MOST_ROWS
 from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor, Read
@@ -44,7 +43,6 @@ class Drafting:
         self.texts: GroupTexts | None = None
         # requests and rows of cancelled samples whose texts have not been read yet
         self._cancelled: list[tuple[RequestState, Int32]] = []
-        self._many = False  # True: the last step had so many rows that texts are not kept
         self.in_flight = 0  # steps with drafts that are launched and not read
         # most drafts of a row that the device makes after the step that was offered drafts last, and
         # True if a draft layer keeps up with that step's rows
@@ -66,11 +64,11 @@ class Drafting:
         A row gets no more drafts than its last block has room for, and the step no more queries
         than it may have.
         """
-        self.proposes, self.follows, self._many = 0, False, rows.size > MOST_ROWS
+        self.proposes, self.follows = 0, False
         if not rows.size or not self.may:
             return None
         drafter = self.drafter
-        if drafter is not None and not drafter.wants(rows.size):
+        if drafter is not None and not drafter.wants(rows):
             self.follows, drafter = drafter.follows, None
         if drafter is None and not self.mask_slots.guides_any:
             return None
@@ -117,8 +115,11 @@ class Drafting:
     def cancelled(self, live: RequestState, sample: int | None) -> None:
         """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
         others of its request. sample None: all of them are cancelled."""
-        if self.texts is not None and sample is not None and not self._many:
-            self._cancelled.append((live, live.living(self.rows, sample)))
+        if self.texts is None or sample is None:
+            return
+        rows = live.living(self.rows, sample)
+        if live.outstanding > rows.size:
+            self._cancelled.append((live, rows))
 
     def read_cancelled(self, outputs: OutputProcessor) -> None:
         """Reads the texts of the cancelled samples. Call it before rows join, which may reuse
@@ -145,10 +146,11 @@ class Drafting:
         """Takes in a step that was read: which drafts were right, and the texts of the samples that
         ended. Call it before their blocks are given back. Returns True if these were the last
         drafts in flight: from now on planned lengths are exact."""
-        if self.texts is not None and read.ended.size and not self._many:
+        if self.texts is not None and read.ended.size:
             of = self.rows.group[read.ended].tolist()
             for group, tokens in zip(of, outputs.texts_of(read.ended), strict=True):
-                self.texts.ended(groups[group].live, tokens)
+                if groups[group].live.outstanding > 1:
+                    self.texts.ended(groups[group].live, tokens)
         if plan.drafts is None or read.right is None:
             return False
         self.in_flight -= 1

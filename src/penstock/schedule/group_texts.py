@@ -36,10 +36,15 @@ class GroupTexts:
             self._new[slot] = []
 
     def ended(self, live: RequestState, tokens: Int32) -> None:
-        """Takes the tokens of a sample that ended, for the samples that go on."""
+        """Takes the tokens of a sample that ended, for samples of the request that go on."""
         slot = int(live.record["text_slot"][0])
-        if slot >= 0 and live.outstanding > 1:
-            self._new.setdefault(slot, []).append(tokens)
+        if slot < 0:
+            return
+        texts = self._new.setdefault(slot, [])
+        texts.append(tokens)
+        # the device takes no more than the newest
+        if sum(text.size for text in texts[1:]) >= self._width:
+            self._written[slot] += texts.pop(0).size
 
     def forget_all(self) -> None:
         """Begins all texts anew: the device has lost what it had."""

@@ -194,8 +194,9 @@ class OutputProcessor:
         right: Int32 = np.maximum(told - 1, 0)
         self.rows.planned_length[rows] -= offered - right
         self.rows.drafted[rows] -= offered
-        # the tokens that a grammar forces are no guesses
-        own = ~self.rows.constrained.take(rows)
+        # the tokens that a grammar forces are no guesses; of rows that have ended nobody is told
+        own = ~self.rows.constrained.take(rows) & (self.rows.state.take(rows) > ENDED)
+        own &= offered > 0
         if own.any():
             self.guesses = True
             self.rows.guesses[0][rows] += right * own
@@ -345,6 +346,8 @@ def _cut_pending(group: ForkGroup) -> Deltas:
         start=np.arange(samples.size + 1, dtype=np.int32) * np.int32(made.size),
         tokens=np.tile(made, samples.size),
     )
+    if any(group.guesses):
+        deltas.guesses = np.tile(np.array(group.guesses, np.int32)[:, None], samples.size)
     k = int(group.live.record["logprobs"][0])
     if k != NO_SCORES:
         scored = group.scored or no_scores(k)

@@ -325,8 +325,8 @@ class Drafter(Protocol):
         """Returns the most tokens past a row's newest one that a step with drafts may store, those
         that the device stores while it makes further drafts included."""
 
-    def wants(self, rows: int) -> bool:
-        """Returns False for a step of so many rows that is to have no drafts: `offer` is not called
+    def wants(self, rows: Int32) -> bool:
+        """Returns False for a step of these rows that is to have no drafts: `offer` is not called
         for it."""
 
     @property

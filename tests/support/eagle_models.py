@@ -99,7 +99,7 @@ def open_model(kind: str, keys: dict[str, Any]) -> Any:
 def fill(model: Any, parts: nn.ModuleDict) -> Tensor:
     """Draws the weights. Returns the model's token of each of the drafter's, which the model mostly
     says."""
-    tokens = torch.arange(TOKENS) * 60 + 50  # of both ranks where there are two
+    tokens = torch.arange(TOKENS) * 65 + 45  # of both ranks where there are two
     with torch.no_grad():
         for weight_name, weight in [*model.named_parameters(), *parts.named_parameters()]:
             if weight.dim() > 1:

@@ -33,18 +33,22 @@ def test_a_known_pace_is_found(ahead: int) -> None:
     assert found["prompt_token_seconds"] == pytest.approx(PROMPT)
 
 
-def test_seconds_by_queries_outlive_steps_that_all_draft() -> None:
-    """One query takes a second, five take three; two are between. Old figures of fewer queries stay,
-    those of more go."""
+def test_seconds_of_rows_are_known_near_what_was_measured_lately() -> None:
+    """One row takes a second, five take three; 64 were measured long ago."""
     pace, now = StepPace(), 0.0
     assert pace.alone(5) == 0
-    for queries, took, times in ((64, 9.0, 3), (1, 1.0, 5), (5, 3.0, 2100)):
+    for rows, took, times in ((64, 9.0, 3), (5, 3.0, 2000), (1, 1.0, 5)):
         for _ in range(times):
             pace.launched(now)
             now += took
-            pace.read(1, 0, now, queries)
-    found = [pace.alone(rows) for rows in (1, 2, 5, 64)]
-    assert found == pytest.approx([1.0, 1.5, 3.0, 3.0])
+            pace.read(1, 0, now, rows)
+    found = [pace.alone(rows) for rows in (1, 3, 5, 10, 11, 64)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 3.0, 0.0, 0.0])
+    for _ in range(2001):  # steps that all draft: what one row takes alone is unknown again
+        pace.launched(now)
+        now += 1.0
+        pace.read(1, 0, now, 4, drafting=True)
+    assert pace.alone(1) == 0
     assert pace.sizes(2, 5).tolist() == [2, 3, 4, 5] and pace.sizes(60, 70).tolist() == [64, 70]
     assert pace.sizes(500, 600).tolist() == [512]
 

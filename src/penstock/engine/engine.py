@@ -173,12 +173,14 @@ class Engine:
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
-        # measured only for the gate of drafts, by steps without tokens that a grammar forces
-        queries, drafting, drafts = 0, oldest.proposes > 0, oldest.drafts
+        # measured only for the gate of drafts, by steps without tokens that a grammar forces. Of
+        # those without drafts only where the next step, planned meanwhile, has none either
+        queries, drafts = 0, oldest.drafts
+        drafting, *later = [p.proposes > 0 or p.drafts is not None for p, _ in self.flights]
         forced = drafts is not None and drafts.tokens is not None
-        if self.scheduler.drafting.drafter is not None and not forced and not oldest.draws_late:
+        counts = not forced and not oldest.draws_late and (drafting or not any(later))
+        if self.scheduler.drafting.drafter is not None and counts:
             queries = oldest.rows.size + (0 if drafts is None else int(drafts.start[-1]))
-            drafting |= drafts is not None
         self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries, drafting)
         self.broken = True
         self.flights.popleft()

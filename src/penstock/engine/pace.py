@@ -96,7 +96,11 @@ class StepPace:
 
     def alone(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows without prompts or drafts, between known
-        numbers by interpolation; 0: none is known."""
+        numbers by interpolation; 0: unknown. Beyond them they are known up to twice or half of one,
+        so that rows which draft in each step must do without from time to time."""
+        known = [SIZES[at] for at in self._plain.fresh(self._count)]
+        if not known or not min(known) <= 2 * rows or not rows <= 2 * max(known):
+            return 0.0
         return float(self._of_rows(np.array([rows]))[0])
 
     def with_drafts(self, rows: int, queries: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -114,11 +118,9 @@ class StepPace:
         return found
 
     def _of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        fresh = self._plain.fresh(self._count)
-        if not fresh:
+        known = self._plain.fresh(self._count)
+        if not known:
             return np.zeros(rows.size)
-        # old figures of smaller steps stay: else a row that drafts in each step would seem free
-        known = [at for at in self._plain.known if at < fresh[0]] + fresh
         found: NDArray[np.float64] = np.interp(
             rows, [SIZES[at] for at in known], [self._plain.mean[at] for at in known]
         )

@@ -298,10 +298,13 @@ class ReplicaSet:
             # itself, and so finds the line that kills replicas.
             whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
             return
+        first = whole.asked is part.asked
         try:
-            if whole.asked is part.asked:
+            if first:
                 whole.asked = None  # type: ignore[assignment]
             self._send(whole, [sample for sample in part.samples if sample not in part.asked.over])
+            if first:
+                whole.asked.count_guesses(*part.asked.guesses)
         except PenstockError as none:
             whole.asked = whole.asked or part.asked
             whole.fail(none)

@@ -2,13 +2,11 @@
 parameters carry the names that `speculators` stores. It is not the engine: no paging, no kernels.
 B: sequences, T: positions, d: hidden size, V: vocabulary."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from small_llama import MLP, RMSNorm, Shape, SmallLlama, rotary, rotate
+from small_llama import MLP, RMSNorm, Shape, SmallLlama, rotary, rotate, write_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -136,7 +134,6 @@ def loss_of(head: DraftHead, model: SmallLlama, ids: Tensor, steps: int) -> tupl
 
 def save_drafter(head: DraftHead, folder: Path) -> None:
     """Writes config.json and model.safetensors in bf16, as `speculators` does."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -153,9 +150,4 @@ def save_drafter(head: DraftHead, folder: Path) -> None:
             "mlp_bias": False,
         },
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {
-        name: w.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, w in head.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(head, config, folder)

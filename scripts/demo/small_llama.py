@@ -8,6 +8,7 @@ the engine load.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -225,14 +226,20 @@ def save(model: SmallLlama, folder: Path, end_ids: list[int], pad_id: int) -> No
         "torch_dtype": "bfloat16",
         "use_cache": True,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": end_ids, "pad_token_id": pad_id}
     (folder / "generation_config.json").write_text(
         json.dumps(generation, indent=2) + "\n", encoding="utf-8"
     )
+    write_checkpoint(model, config, folder)
+
+
+def write_checkpoint(module: nn.Module, config: dict[str, Any], folder: Path) -> None:
+    """Writes config.json and model.safetensors in bf16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {
         name: w.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, w in model.state_dict().items()
+        for name, w in module.state_dict().items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -107,8 +107,6 @@ class Tuner:
         if (text := self._options.config().schedule.speculative_config) is not None:
             counts = with_counts(text, DRAFT_COUNTS)
             self._drafts = [text, *counts] if counts else []
-        # the value that models are opened with: enough for all that is tried on them
-        self._opened_for = self._drafts[-1] if self._drafts else None
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
@@ -196,11 +194,6 @@ class Tuner:
             candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock
         )
         self._take(decide(name, candidates, measured, self._unit, more=self._more))
-        if name == DRAFTS and self._chosen.get(DRAFTS) != candidates[-1]:
-            # models are opened for the default or for what was chosen, whichever is more
-            chosen = SpeculativeConfig.of(str(self._chosen.get(DRAFTS, candidates[0])))
-            more = chosen.num_speculative_tokens > SpeculativeConfig().num_speculative_tokens
-            self._opened_for = self._chosen[DRAFTS] if more else candidates[0]
 
     def _take(self, decision: Decision) -> None:
         self._decisions.append(decision)
@@ -214,6 +207,13 @@ class Tuner:
     def _scheduled(self, knobs: dict[str, Value]) -> dict[str, Value]:
         """Returns the options for a run on a model that is opened for the most drafts."""
         return {DRAFTS: self._drafts[0], **knobs} if self._drafts else knobs
+
+    def _most_drafts(self) -> Value:
+        """Returns the value of speculative_config that a model is opened with: of those that are
+        tried, and then of the chosen one and the default, the one with the most drafts."""
+        decided = [each for each in self._decisions if each.name == DRAFTS]
+        tried = [decided[0].default, decided[0].chosen] if decided else self._drafts
+        return max(tried, key=lambda text: SpeculativeConfig.of(str(text)).num_speculative_tokens)
 
     def _figure(self, timings: Sequence[Timing]) -> float:
         if self._more:
@@ -398,8 +398,8 @@ class Tuner:
     def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
         """Returns a config with these options and kernel parameters, for enough drafts if their
         number is tuned. tunables None: the chosen parameters."""
-        if self._opened_for is not None:
-            knobs = {DRAFTS: self._opened_for, **knobs}
+        if self._drafts:
+            knobs = {DRAFTS: self._most_drafts(), **knobs}
         config = self._options.config(str(self._folder), **knobs)
         config.tuned = dict(self._tunables if tunables is None else tunables)
         return config

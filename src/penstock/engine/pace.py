@@ -31,7 +31,7 @@ class _Sizes:
     def __init__(self) -> None:
         # steps seen of each size, the number of the last one, and the mean seconds
         self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
-        self.mean = [0.0] * len(SIZES)
+        self._mean = [0.0] * len(SIZES)
 
     def measure(self, queries: int, took: float, count: int) -> None:
         """Takes in a step. count: its number among all measured steps."""
@@ -40,22 +40,22 @@ class _Sizes:
             return
         if count - self._last[at] > _OLD:
             self._seen[at] = 0
-        seen, mean = self._seen[at], self.mean[at]
+        seen, mean = self._seen[at], self._mean[at]
         self._seen[at], self._last[at] = seen + 1, count
         if seen < _ENOUGH:
-            self.mean[at] = min(took, mean) if seen else took
+            self._mean[at] = min(took, mean) if seen else took
         else:
             change = min(max(math.log(took / mean), -_STEEPEST), _STEEPEST)
-            self.mean[at] = mean * math.exp(_NEWEST * change)
+            self._mean[at] = mean * math.exp(_NEWEST * change)
 
-    @property
-    def known(self) -> list[int]:
-        """Indices of the sizes that were measured often enough."""
-        return [at for at, seen in enumerate(self._seen) if seen >= _ENOUGH]
-
-    def fresh(self, count: int) -> list[int]:
-        """Those of them that were measured lately. count: number of steps measured so far."""
-        return [at for at in self.known if count - self._last[at] <= _OLD]
+    def known(self, count: int) -> dict[int, float]:
+        """Returns size -> mean seconds, of sizes that were measured often enough and lately. count:
+        number of steps measured so far."""
+        return {
+            SIZES[at]: self._mean[at]
+            for at, seen in enumerate(self._seen)
+            if seen >= _ENOUGH and count - self._last[at] <= _OLD
+        }
 
 
 class StepPace:
@@ -98,32 +98,23 @@ class StepPace:
         """Returns the seconds of a step of so many rows without prompts or drafts, between known
         numbers by interpolation; 0: unknown. Beyond them they are known up to twice or half of one,
         so that rows which draft in each step must do without from time to time."""
-        known = [SIZES[at] for at in self._plain.fresh(self._count)]
+        known = self._plain.known(self._count)
         if not known or not min(known) <= 2 * rows or not rows <= 2 * max(known):
             return 0.0
-        return float(self._of_rows(np.array([rows]))[0])
+        return float(np.interp(rows, [*known], [*known.values()]))
 
     def with_drafts(self, rows: int, queries: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the seconds of a step of so many rows for each number of queries [n] above it,
         with all that drafting takes. Beyond the largest number that was measured, seconds rise on
-        as they did up to it. Before any was measured, a draft counts as a row."""
-        at = [size for size in self._drafting.fresh(self._count) if SIZES[size] > rows]
-        if not at:
-            return self._of_rows(queries)
-        sizes = np.array([rows, *(SIZES[size] for size in at)])
-        means = np.array([self.alone(rows), *(self._drafting.mean[size] for size in at)])
-        rise = max(0.0, (means[-1] - means[-2]) / (sizes[-1] - sizes[-2]))
+        as they did up to it. Before any was measured, a draft counts as a row. Call it only if
+        `alone` knows these rows."""
+        drafted = {n: took for n, took in self._drafting.known(self._count).items() if n > rows}
+        known = {rows: self.alone(rows)} | drafted if drafted else self._plain.known(self._count)
+        sizes, means = np.array([*known]), np.array([*known.values()])
         found: NDArray[np.float64] = np.interp(queries, sizes, means)
-        found += rise * np.maximum(queries - sizes[-1], 0)
-        return found
-
-    def _of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        known = self._plain.fresh(self._count)
-        if not known:
-            return np.zeros(rows.size)
-        found: NDArray[np.float64] = np.interp(
-            rows, [SIZES[at] for at in known], [self._plain.mean[at] for at in known]
-        )
+        if drafted:
+            rise = max(0.0, (means[-1] - means[-2]) / (sizes[-1] - sizes[-2]))
+            found += rise * np.maximum(queries - sizes[-1], 0)
         return found
 
     def sizes(self, least: int, most: int) -> NDArray[np.int64]:

@@ -13,36 +13,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.execute.kv_cache import KvCache
 from penstock.execute.layer_proposer import LayerProposer
 from penstock.execute.packing import StagedChunks
-from penstock.execute.staging_buffer import Staging
-from penstock.execute.step_launches import StepLaunches
 from penstock.kernels.inputs import DecodeInputs, StepInputs
-from penstock.kernels.row_state import RowState
-from penstock.models.decoder import Decoder
 
 
 class ChainProposer(LayerProposer):
     """A Proposer. most: drafts of a row."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        rows: RowState,
-        kv: KvCache,
-        staging: Staging,
-        launches: StepLaunches,
-        most: int,
-    ) -> None:
-        super().__init__(model, rows, kv, staging, launches, most)
+    def _allocate(self) -> None:
+        model = self._model
         # position of each row's query, as the kernel of a single row reads it
-        self._position = torch.zeros_like(rows.length)
+        self._position = torch.zeros_like(self._rows.length)
         # left by `_follow` for `_draft`, like `_ids`: the layer's outputs at each row's last right
         # query
         size = (self._ids.shape[0], model.config.hidden_size)
         self._normed, self._stream = (
-            torch.zeros(size, dtype=model.dtype, device=rows.device) for _ in range(2)
+            torch.zeros(size, dtype=model.dtype, device=self._ids.device) for _ in range(2)
         )
 
     def _follow(self, size: int, hidden: Tensor, chunks: StagedChunks | None) -> None:

@@ -53,6 +53,10 @@ class LayerProposer:
         # left by `_follow` for `_draft`, at a fixed address for graphs: the step's rows; the dead
         # row where there is none
         self._ids = torch.full((capacity,), self._dead, dtype=torch.int32, device=device)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Makes further buffers of its kind."""
 
     def launch(self, drawn: Drawn) -> None:
         """Launches the layer on the step's tokens, and the drafts of its rows; see Proposer."""

@@ -89,12 +89,13 @@ class DraftGate:
             self._drafted[:], self._held = 0, 0
             return False
         # of half the rows other drafts may pay; a layer must follow rows that join
-        changed = 2 * rows.size <= self._rows or (self._stores and self._new(rows).size > 0)
-        if self._rest and not changed:
-            self._rest -= 1
-            self._rested += 1
-            return False
-        return True
+        if not self._rest or 2 * rows.size <= self._rows:
+            return True
+        if self._stores and self._new(rows).size:
+            return True
+        self._rest -= 1
+        self._rested += 1
+        return False
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns the number of drafts of each row in this step, and sets `proposes` and `follows`

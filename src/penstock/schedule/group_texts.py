@@ -8,6 +8,8 @@ costs a query. Knows requests and tokens; not how they are looked through.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from penstock.schedule.request_state import RequestState
@@ -25,26 +27,30 @@ class GroupTexts:
         self._free = list(range(slots))
         self._written = np.zeros(slots, np.int64)  # tokens written to each slot for its request
         # slot -> texts that the device hasn't got yet; none: the slot begins anew
-        self._new: dict[int, list[Int32]] = {}
+        self._new: dict[int, deque[Int32]] = {}
+        self._held = np.zeros(slots, np.int64)  # tokens of these texts
 
     def join(self, live: RequestState) -> None:
         """Gives a slot to a request of several samples that has none, if one is free."""
         if live.outstanding > 1 and live.record["text_slot"][0] < 0 and self._free:
             slot = self._free.pop()
             live.record["text_slot"] = slot
-            self._written[slot] = 0
-            self._new[slot] = []
+            self._written[slot] = self._held[slot] = 0
+            self._new[slot] = deque()
 
     def ended(self, live: RequestState, tokens: Int32) -> None:
         """Takes the tokens of a sample that ended, for samples of the request that go on."""
         slot = int(live.record["text_slot"][0])
         if slot < 0:
             return
-        texts = self._new.setdefault(slot, [])
+        texts = self._new.setdefault(slot, deque())
         texts.append(tokens)
+        self._held[slot] += tokens.size
         # the device takes no more than the newest
-        if sum(text.size for text in texts[1:]) >= self._width:
-            self._written[slot] += texts.pop(0).size
+        while self._held[slot] - texts[0].size >= self._width:
+            dropped = texts.popleft().size
+            self._written[slot] += dropped
+            self._held[slot] -= dropped
 
     def forget_all(self) -> None:
         """Begins all texts anew: the device has lost what it had."""
@@ -72,6 +78,7 @@ class GroupTexts:
             filled.append(min(int(self._written[slot]), self._width))
         slots = np.array([*self._new], np.int64)
         self._new = {}
+        self._held[:] = 0
         return Texts(
             np.concatenate(places), np.concatenate(kept), slots, np.array(filled, np.int32)
         )

@@ -245,39 +245,53 @@ def test_texts_of_ended_samples_are_kept_by_request() -> None:
         record["text_slot"] = -1
         return SimpleNamespace(outstanding=samples, record=record)
 
+    def ended(*samples: tuple[int, Any]) -> None:
+        """Samples of a number of tokens, of requests."""
+        lengths = np.array([count for count, _ in samples], np.int32)
+        slots = np.array([int(of.record["text_slot"][0]) for _, of in samples])
+        texts.ended(slots, lengths, np.concatenate([ids[:count] for count, _ in samples]))
+
+    def kept() -> dict[int, list[int]]:
+        """Returns the tokens on the device by slot, the oldest first, after a launch."""
+        fresh = texts.launched()
+        assert fresh is not None and np.unique(fresh.places).size == fresh.places.size
+        device[fresh.places] = fresh.tokens
+        return {
+            slot: [t for t in np.roll(device[slot * 10 :][:10], -newest[slot]).tolist() if t >= 0]
+            if filled
+            else []
+            for slot, filled in zip(fresh.slots.tolist(), fresh.filled.tolist(), strict=True)
+        }
+
     texts, ids = GroupTexts(slots=2, width=10), np.arange(100, dtype=np.int32)
+    device, newest = np.full(20, -1), [0, 0]  # the place behind each slot's newest token
     one, two, three, single = request(3), request(2), request(2), request(1)
     for each in (one, two, three, single):
         texts.join(each)
-    assert [int(each.record["text_slot"][0]) for each in (one, two, three, single)] == [
-        1,
-        0,
-        -1,
-        -1,
-    ]
-    fresh = texts.launched()
-    assert fresh is not None and fresh.tokens.size == 0 and texts.launched() is None
-    assert dict(zip(fresh.slots.tolist(), fresh.filled.tolist(), strict=True)) == {1: 0, 0: 0}
-    for count, each in ((7, one), (6, one), (40, two), (5, three)):
-        texts.ended(each, ids[:count])
-    fresh = texts.launched()
-    assert fresh is not None
-    assert dict(zip(fresh.slots.tolist(), fresh.filled.tolist(), strict=True)) == {1: 10, 0: 10}
-    kept = np.full(20, -1)
-    kept[fresh.places] = fresh.tokens
-    assert kept[10:].tolist() == [3, 4, 5, 3, 4, 5, 6, 0, 1, 2]
-    assert kept[:10].tolist() == list(range(30, 40))
+    slots = [int(each.record["text_slot"][0]) for each in (one, two, three, single)]
+    assert slots == [1, 0, -1, -1]
+    assert kept() == {0: [], 1: []} and texts.launched() is None
+    ended((7, one))
+    ended((40, two), (6, one))
+    newest[:] = 40 % 10, 13 % 10
+    assert kept() == {0: [*range(30, 40)], 1: [3, 4, 5, 6, 0, 1, 2, 3, 4, 5][-10:]}
+    ended((5, one), (1, two))
     texts.leave(one)
     texts.join(three)
     assert int(one.record["text_slot"][0]) == -1 and int(three.record["text_slot"][0]) == 1
-    for first in range(50):  # while nothing is drafted no more are held than the device takes
-        texts.ended(two, ids[first : first + 7])
-        assert sum(text.size for text in texts._new[0]) < 10 + 7
+    newest[0] = 41 % 10
+    assert kept() == {0: [*range(31, 40), 0], 1: []}
+    for count in range(30):  # while nothing drafts, only the newest are held
+        ended((count, two), (1, three))
+        assert texts._held < 80 + 30
+    held = [t for count in range(30) for t in range(count)][-10:]
     fresh = texts.launched()
-    assert fresh is not None and (fresh.slots.tolist(), fresh.filled.tolist()) == ([1, 0], [0, 10])
-    newest = [*range(48 + 4, 48 + 7), *range(49, 49 + 7)]
-    order = np.argsort((fresh.places - (40 + 50 * 7)) % 10)
-    assert fresh.tokens[order].tolist() == newest
+    assert fresh is not None and (fresh.slots.tolist(), fresh.filled.tolist()) == ([0, 1], [10, 3])
+    assert fresh.tokens[np.argsort((fresh.places[:10] - fresh.places[0]) % 10)].tolist() == held
+    texts.forget_all()
+    ended((3, two))
+    fresh = texts.launched()
+    assert fresh is not None and (fresh.places.tolist(), fresh.filled.tolist()) == ([0, 1, 2], [3])
 
 
 @pytest.mark.parametrize(

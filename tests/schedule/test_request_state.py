@@ -161,11 +161,11 @@ def test_a_row_that_went_to_another_sample_is_not_its_own_any_more() -> None:
         [0, 1, 2],
         live.request_id,
     )
-    assert live.living(rows).tolist() == [2, 3, 5] and live.living(rows, 1).tolist() == [3]
+    assert live.living(rows).tolist() == [2, 3, 5]
     rows.request[2], rows.sample[3], rows.state[5] = 9, 3, ENDED
-    assert live.living(rows).size == 0 and live.living(rows, 1).size == 0
+    assert live.living(rows).size == 0
     rows.state[7], rows.sample[7] = RUNNING, 3
-    assert live.living(rows, 3).size == 0, "it never had a row: -1 is no row's number"
+    assert live.living(rows).size == 0, "it never had a row: -1 is no row's number"
 
 
 def test_a_prompt_beyond_the_context_ends_alone() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_DRAFTS, MOST_SPECULATIVE_TOKENS
 from penstock.schedule.admission import Piece
+from penstock.schedule.draft_gate import MOST_ROWS
 from penstock.schedule.group_texts import GroupTexts
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor, Read
@@ -21,6 +22,9 @@ from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64, StepPlan
 # a step gets one forced token per so many rows without a constraint, so that forced tokens delay
 # these rows only a little
 _COMPANY = 48
+# Most rows of a step in which a sample ends whose text is kept. Nothing drafts beside many rows, and
+# of the samples that end before there are few, texts are not worth their host time.
+_TEXT_ROWS = 2 * MOST_ROWS
 
 
 class Drafting:
@@ -41,8 +45,9 @@ class Drafting:
         self.drafter: Drafter | None = None
         # texts of ended samples, for their groups' drafts; None: not kept
         self.texts: GroupTexts | None = None
-        # requests and rows of cancelled samples whose texts have not been read yet
-        self._cancelled: list[tuple[RequestState, Int32]] = []
+        # rows and requests of ended samples whose texts have not been read yet
+        self._over: list[tuple[int, RequestState]] = []
+        self._few = False  # True if the last step had few enough rows for texts to be kept
         self.in_flight = 0  # steps with drafts that are launched and not read
         # most drafts of a row that the device makes after the step that was offered drafts last, and
         # True if a draft layer keeps up with that step's rows
@@ -65,6 +70,7 @@ class Drafting:
         than it may have.
         """
         self.proposes, self.follows = 0, False
+        self._few = rows.size <= _TEXT_ROWS
         if not rows.size or not self.may:
             return None
         drafter = self.drafter
@@ -112,25 +118,21 @@ class Drafting:
         once it is to draft."""
         return self.texts.launched() if self.texts is not None and self.proposes else None
 
-    def cancelled(self, live: RequestState, sample: int | None) -> None:
-        """Keeps the text of a sample that is cancelled, because a stop string has ended it, for the
-        others of its request. sample None: all of them are cancelled."""
-        if self.texts is None or sample is None:
-            return
-        rows = live.living(self.rows, sample)
-        if live.outstanding > rows.size:
-            self._cancelled.append((live, rows))
+    def ended(self, lives: dict[int, RequestState]) -> None:
+        """Keeps the texts of samples that ended, for the others of their requests. lives: their
+        requests by row."""
+        if self.texts is not None and self._few:
+            self._over += lives.items()
 
-    def read_cancelled(self, outputs: OutputProcessor) -> None:
-        """Reads the texts of the cancelled samples. Call it before rows join, which may reuse
-        theirs."""
-        if self.texts is None or not self._cancelled:
+    def read_texts(self, outputs: OutputProcessor) -> None:
+        """Reads the texts of the samples that have ended, for the others of their requests. Call it
+        before rows join, which may reuse theirs."""
+        if self.texts is None or not self._over:
             return
-        lives = [live for live, rows in self._cancelled for _ in range(rows.size)]
-        ended = np.concatenate([rows for _, rows in self._cancelled])
-        for live, tokens in zip(lives, outputs.texts_of(ended), strict=True):
-            self.texts.ended(live, tokens)
-        self._cancelled = []
+        slots = [(int(live.record["text_slot"][0]), row) for row, live in self._over]
+        over = np.array([pair for pair in slots if pair[0] >= 0], np.int64).reshape(-1, 2)
+        self._over = []
+        self.texts.ended(over[:, 0], *outputs.texts_of(over[:, 1]))
 
     def forget(self, live: RequestState) -> None:
         """Drops the texts of a request that is over."""
@@ -142,15 +144,14 @@ class Drafting:
         if self.texts is not None:
             self.texts.forget_all()
 
-    def read(self, plan: StepPlan, read: Read, groups: Groups, outputs: OutputProcessor) -> bool:
-        """Takes in a step that was read: which drafts were right, and the texts of the samples that
-        ended. Call it before their blocks are given back. Returns True if these were the last
-        drafts in flight: from now on planned lengths are exact."""
+    def read(self, plan: StepPlan, read: Read, groups: Groups) -> bool:
+        """Takes in a step that was read: which drafts were right, and which samples ended. Returns
+        True if these were the last drafts in flight: from now on planned lengths are exact."""
         if self.texts is not None and read.ended.size:
             of = self.rows.group[read.ended].tolist()
-            for group, tokens in zip(of, outputs.texts_of(read.ended), strict=True):
-                if groups[group].live.outstanding > 1:
-                    self.texts.ended(groups[group].live, tokens)
+            self.ended(
+                {row: groups[at].live for row, at in zip(read.ended.tolist(), of, strict=True)}
+            )
         if plan.drafts is None or read.right is None:
             return False
         self.in_flight -= 1

@@ -17,6 +17,7 @@ from penstock.schedule.step import Int32, Int64, Texts
 
 SLOTS = 256  # requests whose texts are kept
 WIDTH = 16_384  # tokens of each: 16 MiB in all
+_MOST_WIDTHS = 8  # times WIDTH: most tokens that wait for a step that drafts; the newest are kept
 
 
 class GroupTexts:
@@ -26,31 +27,27 @@ class GroupTexts:
         self._width = width
         self._free = list(range(slots))
         self._written = np.zeros(slots, np.int64)  # tokens written to each slot for its request
-        # slot -> texts that the device hasn't got yet; none: the slot begins anew
-        self._new: dict[int, deque[Int32]] = {}
-        self._held = np.zeros(slots, np.int64)  # tokens of these texts
+        self._began = set[int]()  # slots that begin anew with the next launch
+        # slots [k], lengths [k] and tokens of texts that the device hasn't got yet; tokens of all
+        self._new = deque[tuple[Int64, Int32, Int32]]()
+        self._held = 0
 
     def join(self, live: RequestState) -> None:
         """Gives a slot to a request of several samples that has none, if one is free."""
         if live.outstanding > 1 and live.record["text_slot"][0] < 0 and self._free:
             slot = self._free.pop()
             live.record["text_slot"] = slot
-            self._written[slot] = self._held[slot] = 0
-            self._new[slot] = deque()
+            self._written[slot] = 0
+            self._began.add(slot)
 
-    def ended(self, live: RequestState, tokens: Int32) -> None:
-        """Takes the tokens of a sample that ended, for samples of the request that go on."""
-        slot = int(live.record["text_slot"][0])
-        if slot < 0:
-            return
-        texts = self._new.setdefault(slot, deque())
-        texts.append(tokens)
-        self._held[slot] += tokens.size
-        # the device takes no more than the newest
-        while self._held[slot] - texts[0].size >= self._width:
-            dropped = texts.popleft().size
-            self._written[slot] += dropped
-            self._held[slot] -= dropped
+    def ended(self, slots: Int64, lengths: Int32, tokens: Int32) -> None:
+        """Takes the texts of k samples that ended, for samples of their requests that go on. slots,
+        lengths: [k]; tokens: [total of lengths]."""
+        self._new.append((slots, lengths, tokens))
+        self._held += tokens.size
+        # while nothing drafts
+        while self._held - self._new[0][2].size >= _MOST_WIDTHS * self._width:
+            self._held -= self._new.popleft()[2].size
 
     def forget_all(self) -> None:
         """Begins all texts anew: the device has lost what it had."""
@@ -61,24 +58,30 @@ class GroupTexts:
         slot = int(live.record["text_slot"][0])
         if slot >= 0:
             live.record["text_slot"] = -1
-            self._new.pop(slot, None)
+            self._began.discard(slot)
+            for slots, _, _ in self._new:
+                slots[slots == slot] = -1
             self._free.append(slot)
 
     def launched(self) -> Texts | None:
         """Returns the tokens that the device hasn't got, for the step that is launched now."""
-        if not self._new:
+        if not self._new and not self._began:
             return None
-        places, kept, filled = list[Int64](), list[Int32](), list[int]()
-        for slot, told in self._new.items():
-            tokens = np.concatenate([np.zeros(0, np.int32), *told])
-            self._written[slot] += tokens.size
-            kept.append(tokens[-self._width :])  # places are distinct: all ranks keep the same
-            at = np.arange(self._written[slot] - kept[-1].size, self._written[slot])
-            places.append(slot * self._width + at % self._width)
-            filled.append(min(int(self._written[slot]), self._width))
-        slots = np.array([*self._new], np.int64)
-        self._new = {}
-        self._held[:] = 0
-        return Texts(
-            np.concatenate(places), np.concatenate(kept), slots, np.array(filled, np.int32)
-        )
+        none = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32)
+        slots, lengths, tokens = map(np.concatenate, zip(none, *self._new, strict=True))
+        # by slot, each in the order of ends, without those of requests that are over
+        of = np.repeat(slots, lengths)
+        order = np.argsort(of.astype(np.int16), kind="stable")[np.count_nonzero(of < 0) :]
+        of, tokens = of[order], tokens[order]
+        counts = np.bincount(of, minlength=self._written.size)
+        behind = np.cumsum(counts)[of] - np.arange(of.size)  # newer tokens of the slot, and itself
+        at = (self._written + counts)[of] - behind
+        self._written += counts
+        kept = behind <= self._width  # places are distinct: all ranks keep the same
+        fresh = np.array(sorted(self._began | {*np.flatnonzero(counts).tolist()}), np.int64)
+        filled = np.minimum(self._written[fresh], self._width).astype(np.int32)
+        places = of[kept] * self._width + at[kept] % self._width
+        self._new.clear()
+        self._began.clear()
+        self._held = 0
+        return Texts(places, tokens[kept], fresh, filled)

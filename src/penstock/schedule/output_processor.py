@@ -303,13 +303,14 @@ class OutputProcessor:
 
     def tokens_of(self, row: int) -> Int32:
         """Returns the output tokens of a row's sample, as far as steps are read."""
-        return self.texts_of(np.array([row]))[0]
+        return self.texts_of(np.array([row]))[1]
 
-    def texts_of(self, rows: Int32 | Int64) -> list[Int32]:
-        """Returns the output tokens of each row's sample, as far as steps are read."""
+    def texts_of(self, rows: Int64) -> tuple[Int32, Int32]:
+        """Returns the number of output tokens of each row's sample, as far as steps are read, and
+        the tokens of one after the other."""
         first, stop = self.rows.prompt[rows], self.rows.read_length[rows] + np.int32(1)
-        start, slots = self._slots(rows, first, stop)
-        return np.split(self.slot_token.reshape(-1).take(slots), start[1:])[:-1]
+        _, slots = self._slots(rows, first, stop)
+        return stop - first, self.slot_token.reshape(-1).take(slots)
 
     def scores_of(self, row: int) -> TokenScores:
         """Returns the logprobs of a row's tokens that have been read and not sent."""

@@ -199,16 +199,13 @@ class RequestState:
             constrain=constrain,
         )
 
-    def living(self, rows: Rows, sample: int | None = None) -> Int32:
-        """Returns the rows of its running samples, or of one sample."""
-        samples = np.arange(self.row_of.size)[
-            slice(None) if sample is None else slice(sample, sample + 1)
-        ]
-        mine = self.row_of[samples]
+    def living(self, rows: Rows) -> Int32:
+        """Returns the rows of its running samples."""
+        mine = self.row_of
         its = (
             (rows.state[mine] > ENDED)
             & (rows.request[mine] == self.request_id)
-            & (rows.sample[mine] == samples)
+            & (rows.sample[mine] == np.arange(mine.size))
         )
         living: Int32 = mine[its & (mine >= 0)]
         return living

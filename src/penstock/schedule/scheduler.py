@@ -152,12 +152,19 @@ class Scheduler:
         live = self.live.get(request_id)
         if live is None:
             return
+        if sample is not None and sample != REST:
+            return self.finisher.cancel_soon(live, sample)
+        self._cancel_samples()
         if sample == REST:
             self._told += self.outputs.made_by(live)
-            sample = None
-        self.drafting.cancelled(live, sample)
-        self.finisher.cancel(live, sample)
+        self.finisher.cancel(live)
         self._forget([live])
+
+    def _cancel_samples(self) -> None:
+        """Ends the samples that were cancelled since the last call."""
+        lives, by_row = self.finisher.cancel_samples()
+        self.drafting.ended(by_row)
+        self._forget(lives)
 
     def take_told(self) -> Deltas | None:
         """Returns the next final deltas of samples cancelled with REST; None: there are no more."""
@@ -175,18 +182,17 @@ class Scheduler:
     # --- planning a step --------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """Returns the next step, or None if there is nothing to launch until a step is read (or at
-        all)."""
+        """Returns the next step; None: nothing can be launched until a step is read, or at all."""
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.preempter.preempt(1)
         if self.admission.starved and self.admission.knows_background:
             self.preempter.preempt_background()
-        self.drafting.read_cancelled(self.outputs)
+        self._cancel_samples()
+        self.drafting.read_texts(self.outputs)
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
-            # Do this before rows join: this same step may still prefill a joining row's prompt, and
-            # would then use pages that were already marked as free to take.
+            # before rows join: their prompts, if prefilled in this step, would use marked pages
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
@@ -253,7 +259,7 @@ class Scheduler:
         self._clears |= bool(read.bad.size)
         self.finisher.invalidate(read.bad)
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
-        exact = self.drafting.read(plan, read, self.groups, self.outputs)
+        exact = self.drafting.read(plan, read, self.groups)
         self._forget(self.finisher.ended(read.ended))
         if exact:
             self._drain(self.rows.state == RUNNING)
@@ -262,8 +268,7 @@ class Scheduler:
         return read.deltas
 
     def skipped(self, steps: int, rows: int) -> None:
-        """Adds steps that a leap (leap.py) planned and read to the counters: `steps` steps of
-        `rows` rows."""
+        """Adds steps of `rows` rows that a leap (leap.py) planned and read to the counters."""
         self._planned += steps
         self._read += steps
         self.counts["steps"] += steps
@@ -284,9 +289,7 @@ class Scheduler:
         self._planned += 1
         self._idle_plans = 0
         self.counts["steps"] += 1
-        for group in [chunk.group for chunk in admitted.chunks] + [
-            piece.group for piece in admitted.pieces
-        ]:
+        for group in [c.group for c in admitted.chunks] + [p.group for p in admitted.pieces]:
             group.live.begin()
         self.news.launched(number, admitted)
         return StepPlan(
@@ -341,8 +344,7 @@ class Scheduler:
         leave it out, since selecting rows costs ten times as much as computing for all.
 
         A row's block table must reach one position beyond the token whose keys and values a step
-        stores: the host stores the drawn token there.
-        """
+        stores: the host stores the drawn token there."""
         short: Bool = self.rows.planned_length[of] + 1 >= self.rows.blocks[of] * BLOCK_SIZE
         return short
 
@@ -364,10 +366,8 @@ class Scheduler:
         if stalled:
             self.preempter.reclaim(needy.size - self.pool.available)
             self._free_read()
-            rows, needy = (
-                rows[columns.state[rows] == RUNNING],
-                needy[columns.state[needy] == RUNNING],
-            )
+            rows = rows[columns.state[rows] == RUNNING]
+            needy = needy[columns.state[needy] == RUNNING]
             oldest = needy[np.argsort(columns.order[needy], kind="stable")]
             waits = oldest[self.pool.available :]
             needy = oldest[: self.pool.available]
@@ -380,8 +380,7 @@ class Scheduler:
         return rows, np.stack((needy, place, blocks), axis=1), stalled
 
     def _free_read(self) -> None:
-        """Frees rows and blocks that no step in flight names; preempted rows go back to
-        the queue."""
+        """Frees rows and blocks that no step in flight names; preempted rows queue again."""
         if not self.finisher.waits:
             return
         rows, blocks = self.deferred.take(self._read)
@@ -408,6 +407,7 @@ class Scheduler:
         """Takes all blocks from all rows and groups, and empties the prefix cache; no step may be
         in flight. The samples wait in the queue with their tokens so far."""
         assert not self.in_flight, "blocks are given back between steps"
+        self._cancel_samples()
         self.preempter.preempt_all()
         self._free_read()
         self.preempter.unplace()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,37 @@ def test_what_drafts_take_beside_queries_is_measured() -> None:
     assert [pace.alone(rows) for rows in (1, 2, 7)] == pytest.approx([1, 2, 7])
     found = pace.with_drafts(2, asked)
     assert found.tolist() == pytest.approx([2.35, 2.7, 2.8, 2.9, 3.5])
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("device", [0.0, 10.0])
+def test_a_step_takes_the_hosts_seconds_for_itself(device: float, ahead: int) -> None:
+    """Plain steps are planned, launched and committed in a second each, drafting ones in two, three
+    and four, two of them among two plain ones. The device takes no time, or more than the host."""
+    pace, now, flights = StepPace(), 0.0, deque[tuple[int, bool, float]]()
+    free = 0.0  # when the device has done all that was launched
+    for step in range(200):
+        drafting = step % 4 < 2
+        before, launch = (2.0, 3.0) if drafting else (1.0, 1.0)
+        now += before
+        launched, now = now, now + launch
+        free = max(free, launched) + device
+        pace.launched(launched, before, launch)
+        flights.append((9 if drafting else 5, drafting, free))
+        if len(flights) > ahead:
+            queries, drafting, ended = flights.popleft()
+            now = fetched = max(now, ended)
+            after = 4.0 if drafting else 1.0
+            now += after
+            pace.read(5, 0, fetched, queries, drafting, after)
+    alone, drafts = pace.alone(5), float(pace.with_drafts(5, np.array([9]))[0])
+    assert pace.stats()["step_seconds"] > 0
+    if not device:
+        assert (alone, drafts) == pytest.approx((3.0, 9.0))
+    elif ahead:  # two steps together: either has the device's seconds, and what the host adds
+        assert alone + drafts == pytest.approx(2 * device, rel=0.3)
+    else:
+        assert (alone, drafts) == pytest.approx((3.0 - 1 + device, 9.0 - 3 + device))
 
 
 def test_few_rows_make_no_token_dear() -> None:

@@ -159,6 +159,29 @@ def test_where_drafting_is_dear_new_rows_are_like_those_before() -> None:
     assert sum(drive(made, rows, lambda counts: counts, 2000)) > 2000
 
 
+def test_where_dear_drafts_never_pay_all_rest_for_long() -> None:
+    """A step with drafts takes 1.7 times as long, and the rows of 40 jobs, a tail of 64 to 4 rows
+    each, are right in a third. Drafts that are always right end the rests."""
+    made, columns = gate(flat, 0.7)
+    random, drafting, idle = np.random.default_rng(1), list[bool](), list[bool]()
+
+    def third(counts: Int32) -> Int32:
+        return np.minimum(counts, random.geometric(2 / 3, counts.size) - 1).astype(np.int32)
+
+    for _ in range(40):
+        for rows in (64, 32, 16, 8, 4):
+            told = drive(made, np.arange(rows, dtype=np.int32), third, 8)
+            drafting += [at > 0 for at in told]
+            idle.append(made.idle)
+        columns.order += COUNT
+    assert 0 < sum(drafting) < 0.03 * len(drafting), sum(drafting)
+    assert not idle[0] and sum(idle[-100:]) > 85
+    told = drive(made, np.arange(4, dtype=np.int32), lambda counts: counts, 3 * LONGEST_PAUSE)
+    assert sum(told[-LONGEST_PAUSE:]) > 3 * LONGEST_PAUSE and not made.idle
+    columns.order += COUNT
+    assert sum(drive(made, np.arange(4, dtype=np.int32), lambda counts: counts, 8)) > 40
+
+
 def test_a_gate_that_drafts_nothing_looks_seldom() -> None:
     made, _ = gate(lambda queries: queries)
     rows = np.arange(20, dtype=np.int32)

@@ -135,12 +135,14 @@ class Engine:
         """Plans a step and launches it (only its forward, if it draws late). Returns True if there
         was a step."""
         self.broken = True
+        begun = time.monotonic()
         plan = self.scheduler.plan()
         if plan is not None:
             if self.limit is not None:
                 self.limit.launching(plan)
-            self._pace.launched(time.monotonic())
+            planned = time.monotonic()
             flight = self.runner.launch(plan)
+            self._pace.launched(planned, planned - begun, time.monotonic() - planned)
             if plan.draws_late:
                 self._late = plan, flight
             else:
@@ -172,6 +174,7 @@ class Engine:
         """Waits for the oldest step in flight and commits its results."""
         oldest, flight = self.flights[0]
         result = flight.fetch()
+        fetched = time.monotonic()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
         # measured only for the gate of drafts, by steps without tokens that a grammar forces. Of
         # those without drafts only where the next step, planned meanwhile, has none either
@@ -181,12 +184,13 @@ class Engine:
         counts = not forced and not oldest.draws_late and (drafting or not any(later))
         if self.scheduler.drafting.drafter is not None and counts:
             queries = oldest.rows.size + (0 if drafts is None else int(drafts.start[-1]))
-        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic(), queries, drafting)
         self.broken = True
         self.flights.popleft()
         if self.limit is not None:
             self.limit.read()
         deltas = self.scheduler.commit(oldest, result)
+        after = time.monotonic() - fetched
+        self._pace.read(oldest.rows.size, prompt_tokens, fetched, queries, drafting, after)
         self.broken = False
         self.completed += 1
         self._rate.look(self.scheduler.counts["generation_tokens"])

@@ -62,8 +62,11 @@ class StepPace:
     """Measures steps. The engine calls `launched` and `read` for each step, in order."""
 
     def __init__(self) -> None:
-        self._launched: deque[float] = deque()
+        # launch of each step in flight, and the host's seconds for it, its commit excepted
+        self._launched: deque[tuple[float, float]] = deque()
         self._read = 0.0
+        # host seconds for other steps than the oldest in flight, since it began
+        self._others = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
         self._plain, self._drafting = _Sizes(), _Sizes()
@@ -72,16 +75,35 @@ class StepPace:
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )
 
-    def launched(self, now: float) -> None:
-        self._launched.append(now)
+    def launched(self, now: float, before: float = 0.0, after: float = 0.0) -> None:
+        """Records that a step was launched. before, after: seconds that the host has worked on it
+        up to `now` and since then."""
+        if self._launched:
+            self._others += before + after
+            self._launched.append((now, before + after))
+        else:
+            self._others = 0.0
+            self._launched.append((now, before))
 
     def read(
-        self, rows: int, prompt_tokens: int, now: float, queries: int = 0, drafting: bool = False
+        self,
+        rows: int,
+        prompt_tokens: int,
+        now: float,
+        queries: int = 0,
+        drafting: bool = False,
+        after: float = 0.0,
     ) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
         before it, whichever is later. queries: its rows and drafts; 0: the step
-        isn't measured by them. drafting: True if it had drafts or made some."""
-        took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
+        isn't measured by them. drafting: True if it had drafts or made some. after: seconds that
+        the host has worked on it since `now`.
+
+        While a step runs the host works on its neighbours, and a step with drafts is more work. So
+        a measured step takes the host's seconds for itself, not for them."""
+        launched, host = self._launched.popleft()
+        took, self._read = max(0.0, now - max(launched, self._read)), now
+        own, self._others = took - self._others + host + after, after
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
             self._prompt_tokens = self._prompt_tokens * _FADE + prompt_tokens
@@ -92,7 +114,7 @@ class StepPace:
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
             if queries:
                 self._count += 1
-                (self._drafting if drafting else self._plain).measure(queries, took, self._count)
+                (self._drafting if drafting else self._plain).measure(queries, own, self._count)
 
     def alone(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows without prompts or drafts, between known

@@ -39,7 +39,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
 # least expected gain in tokens per second, as a factor: measured seconds are uncertain
 LEAST_GAIN = 1.03
 # most steps after one in which drafts didn't pay, before the rows are looked at again: what the
-# gate computes in a step takes a tenth of a millisecond
+# gate computes in a step takes a tenth of a millisecond. Where drafting is DEAR it is up to
+# LONGEST_PAUSE, until drafts have paid for as many steps in a row
 LONGEST_REST = 16
 HOLD = 2  # steps that draft as was chosen for the first of them, unless rows have joined
 
@@ -78,6 +79,7 @@ class DraftGate:
         # steps of the rest that remain, of the next rest, and since the last offer; rows at its
         # beginning
         self._rest, self._next_rest, self._rested, self._rows = 0, 1, 0, 0
+        self._dear, self._paid = False, 0  # drafting is DEAR; steps in a row in which it has paid
         # drafts chosen for each row, and steps for which they hold
         self._wanted, self._held = np.zeros(columns.count, np.int32), 0
 
@@ -129,12 +131,25 @@ class DraftGate:
         wanted = self._chosen(rows, np.where(awake, self.most, 0))
         drafts, self.follows = bool(wanted.any()), bool(awake.any())
         self._wanted[rows], self._held = wanted, HOLD - 1 if drafts else 0
-        self._next_rest = 1 if drafts else min(2 * self._next_rest, LONGEST_REST)
+        self._rest, self._rows = 0, rows.size
+        if drafts:
+            self._paid += passed
+            if not self._dear or self._paid > LONGEST_REST:
+                self._next_rest = 1
+            return
+        longest, self._paid = LONGEST_PAUSE if self._dear else LONGEST_REST, 0
+        self._next_rest = min(2 * self._next_rest, longest)
         # no longer than until a row's pause is over
-        soon = int(self._left[rows[asleep]].min(initial=LONGEST_REST))
-        self._rest, self._rows = 0 if drafts else min(self._next_rest, soon), rows.size
-        if self._rest:
-            self._drafted[:] = 0
+        soon = longest if self._dear else int(self._left[rows[asleep]].min(initial=longest))
+        self._rest = min(self._next_rest, soon)
+        self._drafted[:] = 0
+        if self.idle:
+            self._rows = 0  # the rest lasts when many rows end, too
+
+    @property
+    def idle(self) -> bool:
+        """Returns True if nothing drafts for many steps, whichever rows run."""
+        return self._rest > LONGEST_REST
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
@@ -202,8 +217,8 @@ class DraftGate:
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
         seconds = np.maximum(self._seconds.with_drafts(rows.size, sizes), alone)
         least = LEAST_GAIN * rows.size / alone
-        first = FIRST_SHARE
-        if seconds[0] > DEAR * alone:
+        first, self._dear = FIRST_SHARE, bool(seconds[0] > DEAR * alone)
+        if self._dear:
             first = self._all_right + WEIGHT_OF_ALL * FIRST_SHARE
             first /= self._all_tried + WEIGHT_OF_ALL
         share = self._shares(rows, first)

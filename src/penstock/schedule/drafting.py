@@ -23,7 +23,7 @@ from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64, StepPlan
 # these rows only a little
 _COMPANY = 48
 # Most rows of a step in which a sample ends whose text is kept. Nothing drafts beside many rows, and
-# of the samples that end before there are few, texts are not worth their host time.
+# the texts of samples that end long before are not worth the host's time.
 _TEXT_ROWS = 2 * MOST_ROWS
 
 
@@ -47,7 +47,7 @@ class Drafting:
         self.texts: GroupTexts | None = None
         # rows and requests of ended samples whose texts have not been read yet
         self._over: list[tuple[int, RequestState]] = []
-        self._few = False  # True if the last step had few enough rows for texts to be kept
+        self._keeps = False  # True if texts of samples that end now are kept
         self.in_flight = 0  # steps with drafts that are launched and not read
         # most drafts of a row that the device makes after the step that was offered drafts last, and
         # True if a draft layer keeps up with that step's rows
@@ -70,12 +70,12 @@ class Drafting:
         than it may have.
         """
         self.proposes, self.follows = 0, False
-        self._few = rows.size <= _TEXT_ROWS
         if not rows.size or not self.may:
             return None
         drafter = self.drafter
         if drafter is not None and not drafter.wants(rows):
             self.follows, drafter = drafter.follows, None
+        self._keeps = rows.size <= _TEXT_ROWS and not (self.drafter is None or self.drafter.idle)
         if drafter is None and not self.mask_slots.guides_any:
             return None
         columns = self.rows
@@ -121,7 +121,7 @@ class Drafting:
     def ended(self, lives: dict[int, RequestState]) -> None:
         """Keeps the texts of samples that ended, for the others of their requests. lives: their
         requests by row."""
-        if self.texts is not None and self._few:
+        if self.texts is not None and self._keeps:
             self._over += lives.items()
 
     def read_texts(self, outputs: OutputProcessor) -> None:

@@ -28,7 +28,9 @@ class GroupTexts:
         self._free = list(range(slots))
         self._written = np.zeros(slots, np.int64)  # tokens written to each slot for its request
         self._began = set[int]()  # slots that begin anew with the next launch
-        # slots [k], lengths [k] and tokens of texts that the device hasn't got yet; tokens of all
+        self._turn = np.zeros(slots, np.int64)  # number of the request that has the slot
+        # slots and their turns [2, k], lengths [k] and tokens of texts that the device hasn't got
+        # yet; tokens of all
         self._new = deque[tuple[Int64, Int32, Int32]]()
         self._held = 0
 
@@ -43,7 +45,7 @@ class GroupTexts:
     def ended(self, slots: Int64, lengths: Int32, tokens: Int32) -> None:
         """Takes the texts of k samples that ended, for samples of their requests that go on. slots,
         lengths: [k]; tokens: [total of lengths]."""
-        self._new.append((slots, lengths, tokens))
+        self._new.append((np.stack((slots, self._turn[slots])), lengths, tokens))
         self._held += tokens.size
         # while nothing drafts
         while self._held - self._new[0][2].size >= _MOST_WIDTHS * self._width:
@@ -59,18 +61,20 @@ class GroupTexts:
         if slot >= 0:
             live.record["text_slot"] = -1
             self._began.discard(slot)
-            for slots, _, _ in self._new:
-                slots[slots == slot] = -1
+            self._turn[slot] += 1
             self._free.append(slot)
 
     def launched(self) -> Texts | None:
         """Returns the tokens that the device hasn't got, for the step that is launched now."""
         if not self._new and not self._began:
             return None
-        none = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32)
-        slots, lengths, tokens = map(np.concatenate, zip(none, *self._new, strict=True))
+        none = np.zeros((2, 0), np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32)
+        slots, lengths, tokens = (
+            np.concatenate(parts, axis=-1) for parts in zip(none, *self._new, strict=True)
+        )
         # by slot, each in the order of ends, without those of requests that are over
-        of = np.repeat(slots, lengths)
+        stays = self._turn[slots[0]] == slots[1]
+        of = np.repeat(np.where(stays, slots[0], -1), lengths)
         order = np.argsort(of.astype(np.int16), kind="stable")[np.count_nonzero(of < 0) :]
         of, tokens = of[order], tokens[order]
         counts = np.bincount(of, minlength=self._written.size)

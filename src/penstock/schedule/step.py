@@ -330,6 +330,10 @@ class Drafter(Protocol):
         for it."""
 
     @property
+    def idle(self) -> bool:
+        """Returns True if nothing drafts for many steps, whichever rows run."""
+
+    @property
     def proposes(self) -> int:
         """Returns the most drafts of a row that the device should make after the step that was
         offered drafts last."""

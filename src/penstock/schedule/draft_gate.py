@@ -137,8 +137,8 @@ class DraftGate:
             if not self._dear or self._paid > LONGEST_REST:
                 self._next_rest = 1
             return
-        longest, self._paid = LONGEST_PAUSE if self._dear else LONGEST_REST, 0
-        self._next_rest = min(2 * self._next_rest, longest)
+        longest, factor = (LONGEST_PAUSE, 4) if self._dear else (LONGEST_REST, 2)
+        self._next_rest, self._paid = min(factor * self._next_rest, longest), 0
         # no longer than until a row's pause is over
         soon = longest if self._dear else int(self._left[rows[asleep]].min(initial=longest))
         self._rest = min(self._next_rest, soon)

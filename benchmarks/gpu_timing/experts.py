@@ -63,6 +63,11 @@ SHAPES = {
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
     "olmoe": Shape(64, 8, 2048, 1024),
     "glm-4.5-air": Shape(128, 8, 4096, 1408, corrected=True),
+    "glm-4.7-flash": Shape(64, 4, 2048, 1536, corrected=True),
+    "moonlight": Shape(64, 6, 2048, 1408, corrected=True),
+    "ernie-4.5-21b": Shape(64, 6, 2560, 1536, corrected=True),
+    "qwen3.5-35b": Shape(256, 8, 2048, 512),
+    "gemma-4-26b": Shape(128, 8, 2816, 704),
     "deepseek-v3-tp8": Shape(256, 8, 7168, 256, corrected=True, groups=8, kept=4),
     "gpt-oss-20b": Shape(32, 4, 2880, 2880),  # and -120b's with 128 experts
 }
@@ -82,7 +87,8 @@ def made(shape: Shape, kind: str) -> Experts:
         routing,
         B,
         clamp=(1.702, 7.0) if kind == "mxfp4" else None,
-        correction=torch.randn(shape.experts, device=GPU) if shape.corrected else None,
+        # small beside the sigmoids, so that tokens choose different experts
+        correction=0.01 * torch.randn(shape.experts, device=GPU) if shape.corrected else None,
     )
 
 

@@ -147,17 +147,15 @@ def takes_one(of: Experts) -> bool:
 
 
 def cuts_of(of: Experts) -> tuple[OneCut, OneCut]:
-    """Returns the division into programs of the product with gate and up, and of that with down. Of
-    100 each, they were the fastest for Qwen3-30B-A3B on an H200: a layer with its routing takes
-    22.4 us in bf16, 15.0 in float8 with scales by row, and 17.9 with scales by block."""
+    """Returns the division into programs of the product with gate and up, and of that with down.
+    Of some 40 each, they are the fastest for six models' experts on an H200, or within 3 % of it."""
     _, d, inner = of.shape
     by_group = OneCut(2, FP8_GROUP, 1)
-    first = (
-        OneCut(2, min(1024, _lanes(d)), 1)
-        if of.gate_up.in_eight_bits
-        else OneCut(1, min(2048, _lanes(d)), 4)
-    )
-    second = OneCut(2, min(256, _lanes(inner)), 2 if of.down.in_eight_bits else 1)
+    eight = of.gate_up.in_eight_bits
+    first = OneCut(2 if eight else 1, min(1024, _lanes(d)), 1)
+    second = OneCut(2, min(256, _lanes(inner)), 2)
+    if not of.down.in_eight_bits:
+        second = OneCut(2, min(128, _lanes(inner)), 1)
     return by_group if of.gate_up.by_group else first, by_group if of.down.by_group else second
 
 

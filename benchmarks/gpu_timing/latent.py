@@ -5,8 +5,8 @@
         [--prompts 1x64 ... 8x1024 1x1024+7168] [--warm I/N]
 
     rows     each row has its own context: the vectors' bytes beside the copy speed
-    groups   16 of 256 rows with 2,000 shared tokens and 128 of their own, attended as groups and
-             alone
+    groups   16 of 256 rows with 2,000 shared tokens and 128 of their own, attended alone, as groups,
+             and as groups whose prefixes' keys and values are computed, products with `up` included
     prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and with keys and values computed, products
              with `up` included; "fewer" names the form that `LatentSizes.expands` chooses
 
@@ -42,6 +42,7 @@ from penstock.kernels.inputs import (
     DecodeInputs,
     GroupInputs,
     PrefillInputs,
+    PrefixSight,
     StepInputs,
 )
 from penstock.kernels.latent import LatentSizes
@@ -298,6 +299,15 @@ def time_groups(table: Table, name: str, model: Model) -> None:
     table.sweep(
         f"{told}, in groups, own", grouped.vectors_calls, latent, "_rows_shape", OF_ROWS, flops
     )
+    decode = grouped.step.decode
+    assert decode is not None and decode.groups is not None
+    table.sweep(
+        f"{told}, in groups, absorbed", grouped.calls, latent, "_tall_shape", model.tall[3:4], flops
+    )
+    decode.groups.expanded = PrefixSight(GROUPS * SHARED, rows * SHARED)
+    table.sweep(
+        f"{told}, in groups, made", grouped.calls, latent_chunks, "_shape", OF_CHUNKS, flops
+    )
 
 
 def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) -> None:
@@ -323,8 +333,9 @@ def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) ->
         made = partial(case.calls, 1)
         table.sweep(f"{told}, made", made, latent_chunks, "_shape", OF_CHUNKS, flops, more=more)
         if table.warm is None:
-            room = 1e3 * timing.timed([partial(latent_chunks.ChunkRoom.of, chunks, s, B)], least=5)
-            print(f"{told}, once a step: {room:.1f} us", flush=True)
+            each = torch.full((count,), tokens + int(before or 0), device=GPU)
+            of = partial(latent_chunks.Seen.of, each, chunks.block_table, seen.stored, s, B)
+            print(f"{told}, once a step: {1e3 * timing.timed([of], least=5):.1f} us", flush=True)
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
+from penstock.kernels.latent import LatentSizes
+from penstock.kernels.triton.attention import latent
 from penstock.kernels.triton.linear import linear_four
 from penstock.kernels.triton.linear.linear_four import Band
 from penstock.layers.one_row import OneRowLayer
@@ -278,6 +280,33 @@ def test_groups_and_copied_blocks_are_the_plain_steps(request: pytest.FixtureReq
     request.getfixturevalue("by_triton")
     runner = tiny_runner()
     assert _tails(runner, 2) == want
+    runner.close()
+
+
+def test_groups_whose_prefix_is_expanded_are_the_plain_steps(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latent attention makes keys and values of the shared prefix, in both steps and both layers."""
+    shape: dict[str, Any] = {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+    }
+    plain = tiny_runner(**shape)
+    want = _tails(plain, 0)
+    plain.close()
+    request.getfixturevalue("by_triton")
+    monkeypatch.setattr(LatentSizes, "expands_prefixes", lambda *_: True)
+    made, real = [], latent.attend_expanded
+    monkeypatch.setattr(latent, "attend_expanded", lambda *args: made.append(real(*args)))
+    runner = tiny_runner(**shape)
+    assert _tails(runner, 2) == want and len(made) == 4
     runner.close()
 
 

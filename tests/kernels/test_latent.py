@@ -15,7 +15,7 @@ from latent_cases import LatentCase, of_latents, right
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
-from penstock.kernels.inputs import ChunkSight, PrefillInputs
+from penstock.kernels.inputs import ChunkSight, PrefillInputs, PrefixSight
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference.attention import attention as planned_plain
 from penstock.kernels.reference.attention import latent as plain
@@ -104,6 +104,51 @@ def test_keys_and_values_that_are_made(
     assert len(made) == sum(own > 0 for _, own in shape["chunks"]) + 1, (
         "a call a chunk, and one of all"
     )
+
+
+@pytest.mark.parametrize("room", [None, 2], ids=["all heads at once", "two"])
+@pytest.mark.parametrize(
+    "name", ["groups and chunks", "many empty groups", "long prefixes, in parts"]
+)
+@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], True), (SIZES[1], False)], ids=str)
+def test_keys_and_values_of_prefixes_that_are_made(
+    name: str, sizes: LatentSizes, eight: bool, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = CASES[name] | {"heads": 5, "kv_heads": 1, "width": 16}
+    step = of_latents(make_case(**shape), sizes, eight=eight)
+    step.case = of_columns(step.case)
+    groups = step.case.inputs.decode.groups
+    groups.expanded = PrefixSight.of(groups.start.numpy(), groups.length.numpy())
+    stored = groups.expanded.stored
+    if room is not None:
+        each = stored * (sizes.still + sizes.value)
+        monkeypatch.setattr(latent_chunks, "ROOM", room * each * 4)
+        monkeypatch.setattr(latent_chunks, "AT_ONCE", 48)
+    made, real = [], triton.attend_expanded
+    monkeypatch.setattr(triton, "attend_expanded", lambda *args: made.append(real(*args)))
+    for prefill in (10**6, 1):  # chunks absorbed, and expanded too
+        monkeypatch.setattr(LatentSizes, "expands", lambda *_, prefill=prefill: prefill == 1)
+        answers = _answers(step, 1, prefill)
+        torch.testing.assert_close(answers.double(), right(step), rtol=1e-4, atol=1e-5)
+    assert len(made) == 2 + (step.case.inputs.prefill is not None)
+
+
+def test_when_prefixes_are_expanded() -> None:
+    """Moonlight's, 16 groups of 256 rows over 2,000 tokens, and what is too little."""
+    deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
+    start, length = np.array([0, 256, 512], np.int32), np.array([2000, 1600], np.int32)
+    assert PrefixSight.of(start, length) == PrefixSight(3600, 256 * 3600)
+
+    def expands(heads: int, groups: int, rows: int, tokens: int) -> bool:
+        stored = groups * tokens
+        return deepseek.expands_prefixes(heads, groups * rows, stored, rows * stored)
+
+    assert expands(16, 16, 256, 2000)
+    assert expands(16, 1, 1024, 1024)
+    assert not expands(16, 16, 63, 2000), "few rows have graphs"
+    assert not expands(16, 64, 32, 2000), "each prefix has few rows"
+    assert not expands(16, 16, 256, 64), "little is saved"
+    assert not expands(16, 256, 256, 2000), "no room for one head"
 
 
 def test_when_they_are_made() -> None:

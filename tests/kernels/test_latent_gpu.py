@@ -9,6 +9,7 @@ from attention_cases import drawn, of_columns, on, some
 from kernels_naive import make_case
 from latent_cases import LatentCase, kv_on, of_latents, right
 
+from penstock.kernels.inputs import PrefixSight
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference.attention import attention as planned_plain
 from penstock.kernels.reference.attention import latent as plain
@@ -30,16 +31,20 @@ SIZES = {
 NEVER = 1 << 40
 
 
-def _check(step: LatentCase, tokens: list[int], expand_tokens: int) -> None:
+def _check(step: LatentCase, tokens: list[int], expand_tokens: int, expands: bool = False) -> None:
+    """expands: prefixes are expanded."""
     dtype, wanted = step.case.q.dtype, right(step, tokens, "cuda")
     moved, kv = on(step.case, "cuda"), kv_on(step.kv, "cuda")
     cos_sin = torch.zeros(2048, 2, 32, device="cuda")
     inputs, kind = moved.inputs, step.kind
+    if expands:
+        groups = inputs.decode.groups
+        groups.expanded = PrefixSight.of(groups.start.cpu().numpy(), groups.length.cpu().numpy())
     planned = plan(inputs, kind, cos_sin, dtype)
     out = latent_attention(
         moved.q, step.up.cuda(), kv, inputs, kind, planned, expand_tokens=expand_tokens
     )
-    assert (planned.room is not None) == (expand_tokens != NEVER)
+    assert (planned.room is not None) == (expands or expand_tokens != NEVER)
     off = (out[tokens].cpu().double() - wanted).abs()
     assert off.max() < MOST_OFF[dtype] * 4 and off.mean() < MOST_OFF[dtype]
 
@@ -121,3 +126,28 @@ def test_keys_and_values_that_are_made(
         make_case(heads=heads, kv_heads=1, width=16, **CHUNKS[name]), SIZES[of], dtype, eight
     )
     _check(step, some(step.case, 60), 1)
+
+
+@pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
+@pytest.mark.parametrize("room", [2**28, 2**22])
+@pytest.mark.parametrize(
+    ("heads", "of", "eight"), [(16, "deepseek", False), (5, "glm", False), (16, "deepseek", True)]
+)
+def test_keys_and_values_of_prefixes_that_are_made(
+    heads: int,
+    of: str,
+    eight: bool,
+    room: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Groups of many rows and of few, rows alone, and a chunk beside them."""
+    monkeypatch.setattr(latent_chunks, "ROOM", room)
+    monkeypatch.setattr(latent_chunks, "AT_ONCE", 1000)
+    lengths = [1650 + at % 90 for at in range(200)] + [300, 291, 289] + [17, 400, 1]
+    shape = {"lengths": lengths, "groups": [(200, 1600), (3, 288)], "chunks": [(33, 50)]}
+    step = of_latents(
+        make_case(heads=heads, kv_heads=1, width=16, **shape), SIZES[of], dtype, eight
+    )
+    step.case = of_columns(step.case)
+    _check(step, some(step.case, 60), NEVER, expands=True)

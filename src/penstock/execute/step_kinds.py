@@ -24,7 +24,7 @@ from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import StagedPlan
 from penstock.execute.staging_buffer import MappedMasks, Staging, to_device
 from penstock.execute.step_launches import StepLaunches
-from penstock.kernels.inputs import VocabularyPart
+from penstock.kernels.inputs import PrefixSight, VocabularyPart
 from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 from penstock.schedule.step import LateMasks, StepPlan
 
@@ -138,12 +138,14 @@ class Decode:
     def forward(self, staged: StagedPlan) -> Tensor:
         """Launches the forward; returns hidden states [size or more, d]."""
         launches, graphs, size = self._launches, self._launches.graphs, staged.sizes.rows
-        if graphs is not None:
+        expanded = _expanded(launches, staged)
+        if graphs is not None and expanded is None:
             graph = graphs.forward(size, staged.groups > 0, launches.forward_rows)
             if graph is not None:
                 graph.replay()
                 return graphs.hidden
-        return launches.forward(size, staged.groups, drafts=staged.plan.drafts is not None)
+        drafts = staged.plan.drafts is not None
+        return launches.forward(size, staged.groups, drafts=drafts, expanded=expanded)
 
     def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
         """Returns the graph of forward and plain draw in one, if this step has one."""
@@ -180,8 +182,10 @@ class Beside:
         embeds, states = staged.chunks.embeds, staged.chunks.states
         # a graph's forward returns the hidden states of rows alone
         scored = plan.chunks.scored or self._draw.follows
+        expanded = _expanded(launches, staged)
         fits = (
             sizes.few
+            and expanded is None
             and chunks.context.shape == few.context.shape
             and not scored
             and embeds is None
@@ -201,8 +205,27 @@ class Beside:
                 return graphs.hidden
         drafts = plan.drafts is not None
         return launches.forward(
-            sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored, embeds
+            sizes.rows,
+            staged.groups,
+            chunks,
+            states,
+            sizes.tokens,
+            drafts,
+            scored,
+            embeds,
+            expanded,
         )
+
+
+def _expanded(launches: StepLaunches, staged: StagedPlan) -> PrefixSight | None:
+    """Returns the counts of a step's prefix groups if latent attention is to expand them: their
+    number differs from step to step, so that the step is no graph. None: it isn't."""
+    if launches.latent is None or not staged.groups:
+        return None
+    plan = staged.plan
+    start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
+    seen = PrefixSight.of(start, plan.group_length)
+    return seen if launches.expands(int(start[-1]), seen) else None
 
 
 class Late:

@@ -31,6 +31,7 @@ from penstock.kernels.inputs import (
     DecodeInputs,
     GroupInputs,
     PrefillInputs,
+    PrefixSight,
     Queries,
     StateInputs,
     StepInputs,
@@ -112,6 +113,18 @@ class StepLaunches:
             else torch.zeros(BESIDE_CHUNKS, dtype=torch.int64, device=device)
         )
         self.graphs: Graphs | None = None
+        # the model's kind of latent attention, if kernels can expand prefixes; else None
+        self.latent = next((kind for kind in model.kinds if kind.latent and ops.compiled), None)
+
+    def expands(self, rows: int, seen: PrefixSight) -> bool:
+        """Returns True if latent attention should expand keys and values of a step's prefix groups,
+        which have `rows` queries."""
+        kind = self.latent
+        return (
+            kind is not None
+            and kind.latent is not None
+            and kind.latent.expands_prefixes(kind.heads, rows, seen.stored, seen.pairs)
+        )
 
     def size_of(self, rows: int) -> int:
         """Returns the padded number of rows, for draws and for forwards without prompt chunks."""
@@ -153,6 +166,7 @@ class StepLaunches:
         drafts: bool = False,
         scored: bool = False,
         embeds: tuple[Tensor, Tensor] | None = None,
+        expanded: PrefixSight | None = None,
     ) -> Tensor:
         """Launches prepare and forward of `size` rows, and of chunks whose tokens follow them in
         the columns. Returns normed hidden states of the rows; with `scored`, or without rows, of
@@ -160,7 +174,7 @@ class StepLaunches:
 
         groups: padded number of prefix groups. chunk_states: slots of the chunks' recurrent state.
         tokens: number of rows and chunk tokens together. drafts: True if some rows have several
-        queries. embeds: as in Decoder.forward."""
+        queries. embeds: as in Decoder.forward. expanded: as in GroupInputs."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -178,7 +192,7 @@ class StepLaunches:
                 torch.index_select(
                     self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size]
                 )
-        decode = self.decode(size, groups) if size else None
+        decode = self.decode(size, groups, expanded) if size else None
         inputs = StepInputs(
             columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks
         )
@@ -254,12 +268,12 @@ class StepLaunches:
             return None
         return Queries(self._staging.offset[:size], self._staging.draft[:size])
 
-    def decode(self, size: int, count: int) -> DecodeInputs:
+    def decode(self, size: int, count: int, expanded: PrefixSight | None = None) -> DecodeInputs:
         """Returns the decode inputs of `size` rows, with room for `count` prefix groups."""
         staging, rows, groups = self._staging, self._rows, None
         if count:
             start, length = staging.group_start[: count + 1], staging.group_length[:count]
-            groups = GroupInputs(start, self._group_blocks[:count], length)
+            groups = GroupInputs(start, self._group_blocks[:count], length, expanded)
         return DecodeInputs(
             rows=staging.rows[:size],
             position=self.columns.positions[:size],

@@ -19,7 +19,9 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.device_sampler import EVERY, PLAIN
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
-from penstock.execute.padding import padded
+from penstock.execute.padding import group_capacity, padded
+from penstock.kernels.inputs import PrefixSight
+from penstock.kernels.latent import PREFIX_ROWS
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
@@ -56,6 +58,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
         tiles = {padded(min(limits.max_queries, _LARGE_TILES // kind.kv_heads)) for kind in wide}
         sizes = sorted({*_kinds_of_sizes(limits.max_queries), *tiles})
         _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
+        if grouping and step.launches.latent is not None and sizes[-1] >= PREFIX_ROWS:
+            _compile_prefixes(step, sizes[-1])
     # drafts come on top of the tokens that a step may have
     beside = most - limits.max_rows + limits.max_queries - limits.max_rows
     step.step(_plan(limits.max_rows, EVERY, beside, limits, MAX_LOGPROBS))
@@ -120,6 +124,21 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
         if grouping and sizes[-1] > _MOST_LOW:
             step.launches.forward_rows(_MOST_LOW, True)
         drawing.result()
+
+
+def _compile_prefixes(step: DeviceStep, size: int) -> None:
+    """Compiles latent attention over shared prefixes in the expanded form. size: rows of the step,
+    all in one group over the scratch block."""
+    staging, seen = step.staging, PrefixSight(BLOCK_SIZE, size * BLOCK_SIZE)
+    staging.group_start.fill_(size)
+    staging.group_start[0] = 0
+    staging.group_length.zero_()
+    staging.group_length[0] = BLOCK_SIZE
+    with torch.inference_mode():
+        step.launches.forward(size, group_capacity(size), expanded=seen)
+    staging.group_start.zero_()
+    staging.group_length.zero_()
+    staging.forget()
 
 
 def _score_prompts(step: DeviceStep, most: int) -> None:

@@ -59,6 +59,22 @@ class GroupInputs:
     start: Tensor  # [G + 1] int32
     blocks: Tensor  # [G, width] int32: blocks of each group's prefix, padded with the scratch block
     length: Tensor  # [G] int32: tokens of each group's prefix, multiples of 16
+    # set if latent attention is to expand keys and values of each head from the prefixes' latents
+    expanded: PrefixSight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSight:
+    """Token counts of a step's prefix groups, which the host knows."""
+
+    stored: int  # tokens of the prefixes
+    pairs: int  # pairs of a group's query and a token of its prefix
+
+    @classmethod
+    def of(cls, start: NDArray[np.int32], length: NDArray[np.int32]) -> PrefixSight:
+        """Computes the counts. start: [G + 1], length: [G], as in GroupInputs."""
+        queries = (start[1:] - start[:-1]).astype(np.int64)
+        return cls(int(length.sum(dtype=np.int64)), int(queries @ length))
 
 
 @dataclass(slots=True)

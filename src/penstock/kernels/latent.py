@@ -13,6 +13,14 @@ EXPAND_TOKENS = (
     # kernels/tunables.py
     256
 )
+ROOM = 2**28  # bytes of a step's buffer for expanded keys and values
+# Shared prefixes are expanded only in steps of at least so many rows. These run without a CUDA
+# graph, since the number of latents differs, and keep the device busy longer than the host.
+PREFIX_ROWS = 1024
+# Cost of a multiplication in attention over a prefix, in multiplications of the product that makes
+# keys and values: that runs at some 600 TFLOP/s on an H200, the others at 200 and 450.
+_ABSORBED_COST, _EXPANDED_COST = 3.0, 1.4
+_LEAST_SAVED = 1.5e10  # of the same, for which the expanded form pays: 50 us of a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +67,11 @@ class LatentSizes:
         stored, pairs: the counts of ChunkSight."""
         made = stored * self.expansion + pairs * self.expanded_pair
         return made < tokens * self.expansion + pairs * self.absorbed_pair
+
+    def expands_prefixes(self, heads: int, rows: int, stored: int, pairs: int) -> bool:
+        """Returns True if shared prefixes should be attended in the expanded form, which saves time
+        then. rows: decode queries of the step. stored, pairs: the counts of PrefixSight."""
+        made = stored * self.expansion + _EXPANDED_COST * pairs * self.expanded_pair
+        saved = heads * (_ABSORBED_COST * pairs * self.absorbed_pair - made)
+        fits = stored * (self.still + self.value) <= ROOM // 4  # one head's, in any dtype
+        return fits and rows >= PREFIX_ROWS and saved >= _LEAST_SAVED

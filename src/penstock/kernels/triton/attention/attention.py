@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.attention.decode import FEW_PROGRAMS, attend_rows
-from penstock.kernels.triton.attention.latent_chunks import ChunkRoom
+from penstock.kernels.triton.attention.latent_chunks import Room, Seen
 from penstock.kernels.triton.attention.one_row_attention import attend_one
 from penstock.kernels.triton.attention.prefill import attend_chunks
 from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixes
@@ -24,12 +24,15 @@ from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixe
 @dataclass(slots=True)
 class KindPlan:
     """Decode queries and buffers that all layers of one AttentionKind share in a step. prefix:
-    buffers for the results of shared prefixes. room: buffers for keys and values that chunks make
-    from latents, allocated by the first layer that needs them."""
+    buffers for the results of shared prefixes. The first layer that makes keys and values from
+    latents sets the others. room: where they are made. chunks, prefixes: the latents that chunks
+    and prefix groups see."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
-    room: ChunkRoom | None = None
+    room: Room | None = None
+    chunks: Seen | None = None
+    prefixes: Seen | None = None
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
@@ -37,7 +40,7 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     allocates the buffers that its layers share."""
     decode = inputs.decode_for(kind.window) if inputs.rows else None
     prefix = None
-    if decode is not None and decode.groups is not None:
+    if decode is not None and decode.groups is not None and decode.groups.expanded is None:
         groups = decode.groups.length.shape[0]
         shape, device = (
             (inputs.rows, kind.heads, kind.value_width or kind.width),

@@ -24,7 +24,9 @@ from penstock.kernels.triton.attention.decode import (
 from penstock.kernels.triton.attention.flash_loop import LOG2_E
 from penstock.kernels.triton.attention.latent_chunks import (
     LEAST,
-    ChunkRoom,
+    Ends,
+    Room,
+    Seen,
     attend_expanded,
     heads_at_once,
 )
@@ -50,15 +52,36 @@ def latent_attention(
     see kernels/tunables.py."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
+    groups = None if plan.decode is None else plan.decode.groups
+    shared = None if groups is None else groups.expanded
     made = chunks is not None and chunks.expands(sizes, expand_tokens)
-    if not made or chunks is None or not heads_at_once(chunks, sizes, kind.heads, q.dtype):
+    if chunks is not None and chunks.seen is not None and made:
+        made = bool(heads_at_once(chunks.seen.stored, sizes, kind.heads, q.dtype))
+    if not made and shared is None:
         return _absorbed(q, up, kv, inputs, kind, plan, sizes)
-    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
-    if rows:
-        out[:rows] = _absorbed(q[:rows], up, kv, inputs, kind, plan, sizes)
     if plan.room is None:
-        plan.room = ChunkRoom.of(chunks, sizes, q.dtype)
-    attend_expanded(q[rows:], up, kv, chunks, kind, plan.room, out[rows:])
+        plan.room = Room.of(sizes, q.dtype, q.device)
+    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
+    absorbed = rows if made else q.shape[0]
+    if absorbed:
+        lse = None
+        if shared is not None:
+            lse = torch.empty((rows, kind.heads), dtype=torch.float32, device=q.device)
+        out[:absorbed] = _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, lse)
+        if groups is not None and shared is not None:
+            if plan.prefixes is None:
+                plan.prefixes = Seen.of(
+                    groups.length.to(torch.int64), groups.blocks, shared.stored, sizes, q.dtype
+                )
+            ends = Ends(groups.start, groups.length, lse)
+            attend_expanded(q[:rows], up, kv, plan.prefixes, ends, kind, plan.room, out[:rows])
+    if made and chunks is not None and chunks.seen is not None:
+        if plan.chunks is None:
+            own = (chunks.start[1:] - chunks.start[:-1]).to(torch.int64)
+            each = torch.where(own > 0, own + chunks.context, 0)
+            plan.chunks = Seen.of(each, chunks.block_table, chunks.seen.stored, sizes, q.dtype)
+        ends = Ends(chunks.start, chunks.context)
+        attend_expanded(q[rows:], up, kv, plan.chunks, ends, kind, plan.room, out[rows:])
     return out
 
 
@@ -70,24 +93,34 @@ def _absorbed(
     kind: AttentionKind,
     plan: KindPlan,
     sizes: LatentSizes,
+    lse: Tensor | None = None,
 ) -> Tensor:
+    """Computes attention by queries that are multiplied by `up`. lse: None, or as in
+    `attend_vectors`."""
     still = sizes.still
     asked = torch.bmm(q[..., :still].transpose(0, 1), up[:, :still]).transpose(0, 1)
-    seen = attend_vectors(torch.cat((asked, q[..., still:]), 2), kv, inputs, kind, plan)
+    seen = attend_vectors(torch.cat((asked, q[..., still:]), 2), kv, inputs, kind, plan, lse)
     return torch.bmm(seen.transpose(0, 1), up[:, still:].mT).transpose(0, 1)
 
 
 def attend_vectors(
-    q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan
+    q: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Computes attention in the absorbed form. q: [T, H, rank + turning], queries multiplied by the
     keys' part of `up`: the decode queries, and the chunks' tokens if q has them. Returns weighted
-    sums of latents, [T, H, rank]."""
+    sums of latents, [T, H, rank]. lse: [S, H] float32; None: decode queries see their group's
+    prefix. Else they see only their own tokens, and their log-sum-exp is written to lse."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
-        _attend_prefixes(q[:rows], kv, decode, kind, plan)
-        _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
+        if lse is None:
+            _attend_prefixes(q[:rows], kv, decode, kind, plan)
+        _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows], lse)
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
         count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
@@ -153,21 +186,31 @@ def _attend_prefixes(
 
 
 def _attend_rows(
-    q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan, out: Tensor
+    q: Tensor,
+    kv: LatentKv,
+    decode: DecodeInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    out: Tensor,
+    own_lse: Tensor | None,
 ) -> None:
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
     shape = _rows_shape(q.dtype, kv)
     held = min(shape[0], next_power_of_2(heads))
     parts = cdiv(heads, held)
     splits, split_tokens = splits_of(count * parts, decode.max_own, FEW_PROGRAMS)
+    if own_lse is not None:
+        splits = 1
     part, part_lse = out, out
     if splits > 1:
         part = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
     answer, lse, prefix_splits = (
-        (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
+        (out, own_lse if own_lse is not None else out, 1)
+        if state is None
+        else (state.answer, state.lse, state.splits)
     )
-    skips = state is not None
+    skips = state is not None or own_lse is not None
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
@@ -195,6 +238,7 @@ def _attend_rows(
         **_widths(kv),
         PARTS=parts,
         SKIPS=skips,
+        CONTINUES=state is not None,
         PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS=PART_TOKENS,
         PART_TILE=PART_TILE,

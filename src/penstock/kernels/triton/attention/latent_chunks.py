@@ -1,5 +1,5 @@
-"""Latent attention of chunks in the expanded form. Each head's keys and values are made from all
-latents that a step's chunks see, by one product.
+"""Latent attention of chunks, or of prefix groups, in the expanded form. Each head's keys and values
+are made from all latents that a step's chunks, or groups, see, by one product.
 
 Steps: `_gather` copies these latents to consecutive memory and widens them, as well as their
 rotated keys, which heads share. torch multiplies the latents by `up`, which gives keys and values
@@ -19,13 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionKind, PrefillInputs
-from penstock.kernels.latent import LatentSizes
+from penstock.kernels.inputs import AttentionKind
+from penstock.kernels.latent import ROOM, LatentSizes
 from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention.flash_loop import LOG2_E, nothing_seen, owner
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
-ROOM = 2**28  # bytes of the buffer for keys and values
 AT_ONCE = 2**14  # latents that are gathered and multiplied by `up` at once
 LEAST = 64  # least columns of the right matrix of a product: see delta_chunks.py
 _GATHERED = 16  # latents that a program of _gather copies
@@ -34,38 +33,55 @@ TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64
 
 
 @dataclass(slots=True)
-class ChunkRoom:
-    """Buffers that all layers of a step share. seen:
-    number of tokens that the step's chunks see."""
+class Room:
+    """Buffers in which all layers of a step make keys and values."""
 
-    slots: Tensor  # [seen] int64: cache slots of the tokens that chunks see, chunk by chunk
-    first: Tensor  # [chunks] int64: index of each chunk's first token in slots
     vectors: Tensor  # [AT_ONCE, rank]: gathered latents
-    turned: Tensor  # [seen, turning]: gathered rotated keys
     made: Tensor  # [ROOM bytes]: keys and values
 
     @classmethod
-    def of(cls, chunks: PrefillInputs, sizes: LatentSizes, dtype: torch.dtype) -> ChunkRoom:
-        assert chunks.seen is not None
-        device, count = chunks.context.device, chunks.seen.stored
-        own = (chunks.start[1:] - chunks.start[:-1]).to(torch.int64)
-        each = torch.where(own > 0, own + chunks.context, 0)
-        end = each.cumsum(0)
-        first = end - each
-        chunk = torch.repeat_interleave(
-            torch.arange(own.shape[0], device=device), each, output_size=count
-        )
-        at = torch.arange(count, device=device) - first.index_select(0, chunk)
-        slots = chunks.block_table[chunk, at // 16].to(torch.int64) * 16 + at % 16
-        vectors = torch.empty((AT_ONCE, sizes.rank), dtype=dtype, device=device)
-        turned = torch.empty((count, sizes.turning), dtype=dtype, device=device)
+    def of(cls, sizes: LatentSizes, dtype: torch.dtype, device: torch.device) -> Room:
         return cls(
-            slots,
-            first,
-            vectors,
-            turned,
+            torch.empty((AT_ONCE, sizes.rank), dtype=dtype, device=device),
             torch.empty(ROOM // dtype.itemsize, dtype=dtype, device=device),
         )
+
+
+@dataclass(slots=True)
+class Seen:
+    """The latents that a step's chunks, or its prefix groups, see. n: their number."""
+
+    slots: Tensor  # [n] int64: cache slots, one sequence (chunk or group) after the other
+    first: Tensor  # [sequences] int64: index of each sequence's first token in slots
+    turned: Tensor  # [n, turning]: gathered rotated keys
+
+    @classmethod
+    def of(
+        cls, each: Tensor, table: Tensor, count: int, sizes: LatentSizes, dtype: torch.dtype
+    ) -> Seen:
+        """each: [sequences] int64, tokens that a sequence sees. table: [sequences, width], their
+        blocks. count: the sum of `each`."""
+        device, end = each.device, each.cumsum(0)
+        first = end - each
+        sequence = torch.repeat_interleave(
+            torch.arange(each.shape[0], device=device), each, output_size=count
+        )
+        at = torch.arange(count, device=device) - first.index_select(0, sequence)
+        slots = table[sequence, at // 16].to(torch.int64) * 16 + at % 16
+        turned = torch.empty((count, sizes.turning), dtype=dtype, device=device)
+        return cls(slots, first, turned)
+
+
+@dataclass(slots=True)
+class Ends:
+    """Where the sequences' queries lie, and how far they see. start: [sequences + 1], as in
+    PrefillInputs and GroupInputs. seen: [sequences] int32: position of a chunk's first query, or
+    tokens of a group's prefix. lse: None: chunks. Else groups, whose queries have seen other tokens
+    before, with this log-sum-exp [queries, H]."""
+
+    start: Tensor
+    seen: Tensor
+    lse: Tensor | None = None
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["slots", "turned"])
@@ -187,6 +203,7 @@ def _expanded(
     made,  # [seen, some heads, STILL + VALUE]
     keys,  # [seen, TURNING]
     out,  # [tokens, H, VALUE], from the first head of `made` on
+    lse,  # [tokens, H] float32, from the first head of `made` on
     start,  # [chunks + 1]
     context,  # [chunks]
     chunk_first,  # [chunks]
@@ -196,6 +213,8 @@ def _expanded(
     stride_q,
     stride_made,
     stride_out,
+    stride_lse,
+    SHARED: tl.constexpr,
     STILL: tl.constexpr,
     TURNING: tl.constexpr,
     VALUE: tl.constexpr,
@@ -208,7 +227,8 @@ def _expanded(
     PRECISION: tl.constexpr,
 ):
     """Computes attention of a tile of a chunk's queries of one head. Each query sees its prompt up
-    to itself."""
+    to itself. SHARED: chunks are prefix groups, whose queries all see `context` tokens and continue
+    from `out`, their output over other tokens, and its lse."""
     head = tl.program_id(1)
     # the last tiles of a chunk see most tokens and take longest, so they go first
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0), QUERIES)
@@ -230,14 +250,24 @@ def _expanded(
         if HIGH > 0:
             beyond = LOW + tl.arange(0, HIGH)[None, :]
             high = tl.load(cell + beyond, mask=valid & (beyond < STILL), other=0.0)
-        lowest = tl.load(context + chunk) + row - chunk_start
-        end = tl.minimum(lowest + QUERIES, lowest + chunk_end - row)
-        position = tl.minimum(lowest + member - row, end - 1)
         first = tl.load(chunk_first + chunk).to(tl.int64)
+        to = out + member.to(tl.int64)[:, None] * stride_out + head * VALUE + value
+        there = valid & (value < VALUE)
+        state_max, state_sum, mixed = nothing_seen(QUERIES, VALUE_PAD)
+        if SHARED:
+            end = tl.load(context + chunk)
+            whole, position = end // TOKENS * TOKENS, tl.full([QUERIES], 2**30, tl.int32)
+            mixed = tl.load(to, mask=there, other=0.0).to(tl.float32)
+            place = lse + member.to(tl.int64) * stride_lse + head
+            state_max = tl.load(place, mask=member < chunk_end, other=0.0)
+            state_sum += 1.0
+        else:
+            lowest = tl.load(context + chunk) + row - chunk_start
+            end = tl.minimum(lowest + QUERIES, lowest + chunk_end - row)
+            whole = (lowest + 1) // TOKENS * TOKENS
+            position = tl.minimum(lowest + member - row, end - 1)
         made += first * stride_made + head * (STILL + VALUE)
         keys += first * TURNING
-        state_max, state_sum, mixed = nothing_seen(QUERIES, VALUE_PAD)
-        whole = (lowest + 1) // TOKENS * TOKENS
         state_max, state_sum, mixed = _walk(
             low,
             high,
@@ -288,36 +318,31 @@ def _expanded(
             VALUE_PAD,
             PRECISION,
         )
-        to = out + member.to(tl.int64)[:, None] * stride_out + head * VALUE + value
-        tl.store(
-            to, (mixed / state_sum[:, None]).to(out.dtype.element_ty), mask=valid & (value < VALUE)
-        )
+        tl.store(to, (mixed / state_sum[:, None]).to(out.dtype.element_ty), mask=there)
 
 
-def heads_at_once(chunks: PrefillInputs, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
-    """Returns for how many heads keys and values fit in the buffer at once; 0: not even for one."""
-    assert chunks.seen is not None
-    return min(heads, ROOM // (chunks.seen.stored * (sizes.still + sizes.value) * dtype.itemsize))
+def heads_at_once(stored: int, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
+    """Returns for how many heads keys and values of `stored` latents fit in the buffer at once; 0:
+    not even for one."""
+    return min(heads, ROOM // (stored * (sizes.still + sizes.value) * dtype.itemsize))
 
 
 def attend_expanded(
     q: Tensor,
     up: Tensor,
     kv: LatentKv,
-    chunks: PrefillInputs,
+    sequences: Seen,
+    ends: Ends,
     kind: AttentionKind,
-    room: ChunkRoom,
+    room: Room,
     out: Tensor,
 ) -> None:
-    """Computes attention of all chunks' q [n, H, still + turning] into out [n, H, value]. up: [H,
-    still + value, rank]."""
-    sizes, (count, heads, width), number = kind.latent, q.shape, chunks.context.shape[0]
+    """Computes attention of all sequences' q [n, H, still + turning] into out [n, H, value]. up:
+    [H, still + value, rank]."""
+    sizes, (count, heads, width), number = kind.latent, q.shape, ends.seen.shape[0]
     assert sizes is not None and q.stride()[1:] == (width, 1) and out.is_contiguous()
-    seen, each, at_once = (
-        room.slots.shape[0],
-        sizes.still + sizes.value,
-        heads_at_once(chunks, sizes, heads, q.dtype),
-    )
+    seen, each = sequences.slots.shape[0], sizes.still + sizes.value
+    at_once = heads_at_once(seen, sizes, heads, q.dtype)
     queries, tokens, warps, stages = _shape(sizes, q.dtype, shared_of(q.device))
     tiles = count // queries + number
     low, high = parts_of(sizes.still)
@@ -330,9 +355,9 @@ def attend_expanded(
                 kv.latent,
                 kv.turned,
                 room.vectors if kv.scale is None else kv.scale,
-                room.slots[begin:last],
+                sequences.slots[begin:last],
                 room.vectors,
-                room.turned[begin:last],
+                sequences.turned[begin:last],
                 last - begin,
                 kv.latent.stride(0),
                 kv.turned.stride(0),
@@ -348,17 +373,20 @@ def attend_expanded(
         _expanded[(tiles, some.shape[0])](
             q[:, first:],
             made,
-            room.turned,
+            sequences.turned,
             out[:, first:],
-            chunks.start,
-            chunks.context,
-            room.first,
+            out if ends.lse is None else ends.lse[:, first:],
+            ends.start,
+            ends.seen,
+            sequences.first,
             number,
             tiles,
             kind.scale * LOG2_E,
             q.stride(0),
             made.stride(0),
             out.stride(0),
+            heads,
+            ends.lse is not None,
             STILL=sizes.still,
             TURNING=sizes.turning,
             VALUE=sizes.value,

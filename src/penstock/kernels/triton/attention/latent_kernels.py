@@ -151,14 +151,17 @@ def _own(
     TOKENS: tl.constexpr,
     PARTS: tl.constexpr,
     SKIPS: tl.constexpr,
+    CONTINUES: tl.constexpr,
     PREFIX_PARTS: tl.constexpr,
     PART_TOKENS: tl.constexpr,
     PART_TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes attention of a decode query over a part of its own tokens. The first program of a
-    query continues from the result of its group's prefix."""
+    """Computes attention of a decode query over a part of its own tokens, which come after its
+    group's prefix if SKIPS. CONTINUES: the first program of a query continues from the result of
+    the prefix. Without it, but with SKIPS, the log-sum-exp is written to lse [S, H]; then nothing
+    is split."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
@@ -190,7 +193,7 @@ def _own(
         )
         state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
         high = low
-        if SKIPS and (first > 0) & (split == 0):
+        if CONTINUES and (first > 0) & (split == 0):
             place = (item * HEADS + head) * prefix_splits
             used, lane = 1, tl.arange(0, RANK_PAD // 2)[None, :]
             beyond = RANK_PAD // 2 + lane
@@ -238,6 +241,8 @@ def _own(
         share = of_answer / state_sum
         if alone:
             _write(out + (item * HEADS + head) * RANK, low, high, share, valid, RANK, RANK_PAD)
+            if SKIPS and not CONTINUES:
+                tl.store(lse + item * HEADS + head, state_max + tl.log2(state_sum), mask=valid)
         elif SPLIT:
             place = (item * HEADS + head) * splits + split
             _write(part + place * RANK, low, high, share, valid, RANK, RANK_PAD)

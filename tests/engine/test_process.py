@@ -222,7 +222,7 @@ def test_an_engine_that_dies_wakes_every_waiter(
         if how == "killed":
             client._process.kill()
         else:
-            await client._end._socket.send(b"\xc1 no word")
+            client._end._socket.send(b"\xc1 no word")
         ends = await asyncio.gather(*readers, return_exceptions=True)
         assert not client.alive
         with pytest.raises(EngineError):

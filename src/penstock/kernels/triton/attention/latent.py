@@ -24,9 +24,9 @@ from penstock.kernels.triton.attention.decode import (
 from penstock.kernels.triton.attention.flash_loop import LOG2_E
 from penstock.kernels.triton.attention.latent_chunks import (
     LEAST,
-    Ends,
     Room,
     Seen,
+    SequenceEnds,
     attend_expanded,
     heads_at_once,
 )
@@ -73,14 +73,14 @@ def latent_attention(
                 plan.prefixes = Seen.of(
                     groups.length.to(torch.int64), groups.blocks, shared.stored, sizes, q.dtype
                 )
-            ends = Ends(groups.start, groups.length, lse)
+            ends = SequenceEnds(groups.start, groups.length, lse)
             attend_expanded(q[:rows], up, kv, plan.prefixes, ends, kind, plan.room, out[:rows])
     if made and chunks is not None and chunks.seen is not None:
         if plan.chunks is None:
             own = (chunks.start[1:] - chunks.start[:-1]).to(torch.int64)
             each = torch.where(own > 0, own + chunks.context, 0)
             plan.chunks = Seen.of(each, chunks.block_table, chunks.seen.stored, sizes, q.dtype)
-        ends = Ends(chunks.start, chunks.context)
+        ends = SequenceEnds(chunks.start, chunks.context)
         attend_expanded(q[rows:], up, kv, plan.chunks, ends, kind, plan.room, out[rows:])
     return out
 

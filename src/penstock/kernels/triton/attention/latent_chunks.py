@@ -73,7 +73,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Ends:
+class SequenceEnds:
     """Where the sequences' queries lie, and how far they see. start: [sequences + 1], as in
     PrefillInputs and GroupInputs. seen: [sequences] int32: position of a chunk's first query, or
     tokens of a group's prefix. lse: None: chunks. Else groups, whose queries have seen other tokens
@@ -332,7 +332,7 @@ def attend_expanded(
     up: Tensor,
     kv: LatentKv,
     sequences: Seen,
-    ends: Ends,
+    ends: SequenceEnds,
     kind: AttentionKind,
     room: Room,
     out: Tensor,

@@ -159,7 +159,7 @@ def test_where_drafting_is_dear_new_rows_are_like_those_before() -> None:
     assert sum(drive(made, rows, lambda counts: counts, 2000)) > 2000
 
 
-def test_where_dear_drafts_never_pay_all_rest_for_long() -> None:
+def test_where_very_dear_drafts_never_pay_all_rest_for_long() -> None:
     """A step with drafts takes 1.7 times as long, and the rows of 40 jobs, a tail of 64 to 4 rows
     each, are right in a third. Drafts that are always right end the rests."""
     made, columns = gate(flat, 0.7)

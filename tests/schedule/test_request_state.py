@@ -168,6 +168,31 @@ def test_a_row_that_went_to_another_sample_is_not_its_own_any_more() -> None:
     assert live.living(rows).size == 0, "it never had a row: -1 is no row's number"
 
 
+def test_samples_are_cancelled_together() -> None:
+    """Of two requests, by the next plan: running ones, one without a row, one twice, and numbers
+    that no sample has."""
+    drive = Drive(limits())
+    scheduler, params = drive.scheduler, SamplingParams(n=3, max_tokens=9, ignore_eos=True)
+    first, second = (drive.submit([5, 6, number], params) for number in (7, 8))
+    drive.step()
+    drive.read()
+    lives = [scheduler.live[number] for number in (first, second)]
+    waiting = [sample for sample in range(3) if lives[1].row_of[sample] < 0]
+    assert waiting, "four rows, six samples"
+    for number, sample in ((first, 1), (second, waiting[0]), (first, 1), (first, 99), (first, -2)):
+        scheduler.cancel(number, sample)
+    assert [live.outstanding for live in lives] == [3, 3] and scheduler.has_work
+    scheduler.plan()
+    assert [live.outstanding for live in lives] == [2, 2]
+    for sample in range(3):
+        scheduler.cancel(first, sample)
+    scheduler.plan()
+    assert first not in scheduler.live and second in scheduler.live
+    scheduler.cancel(second, 0)
+    scheduler.cancel(second)
+    assert not scheduler.live, "a request is cancelled at once, and its samples before it"
+
+
 def test_a_prompt_beyond_the_context_ends_alone() -> None:
     drive = Drive(limits())
     drive.submit([1, 2], SamplingParams(seed=1))

@@ -39,9 +39,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # steps that a row pauses
 # least expected gain in tokens per second, as a factor: measured seconds are uncertain
 LEAST_GAIN = 1.03
 # most steps after one in which drafts didn't pay, before the rows are looked at again: what the
-# gate computes in a step takes a tenth of a millisecond. Where drafting is DEAR it is up to
-# LONGEST_PAUSE, until drafts have paid for as many steps in a row
+# gate computes in a step takes a tenth of a millisecond
 LONGEST_REST = 16
+# Where a step with a single draft takes so many times as long, a rest is up to LONGEST_PAUSE steps,
+# until drafts have paid for LONGEST_REST steps in a row.
+DEAREST = 1.5
 HOLD = 2  # steps that draft as was chosen for the first of them, unless rows have joined
 
 
@@ -79,7 +81,8 @@ class DraftGate:
         # steps of the rest that remain, of the next rest, and since the last offer; rows at its
         # beginning
         self._rest, self._next_rest, self._rested, self._rows = 0, 1, 0, 0
-        self._dear, self._paid = False, 0  # drafting is DEAR; steps in a row in which it has paid
+        # True if drafting is DEAREST; steps in a row in which it has paid
+        self._dearest, self._paid = False, 0
         # drafts chosen for each row, and steps for which they hold
         self._wanted, self._held = np.zeros(columns.count, np.int32), 0
 
@@ -134,13 +137,13 @@ class DraftGate:
         self._rest, self._rows = 0, rows.size
         if drafts:
             self._paid += passed
-            if not self._dear or self._paid > LONGEST_REST:
+            if not self._dearest or self._paid > LONGEST_REST:
                 self._next_rest = 1
             return
-        longest, factor = (LONGEST_PAUSE, 4) if self._dear else (LONGEST_REST, 2)
+        longest, factor = (LONGEST_PAUSE, 4) if self._dearest else (LONGEST_REST, 2)
         self._next_rest, self._paid = min(factor * self._next_rest, longest), 0
         # no longer than until a row's pause is over
-        soon = longest if self._dear else int(self._left[rows[asleep]].min(initial=longest))
+        soon = longest if self._dearest else int(self._left[rows[asleep]].min(initial=longest))
         self._rest = min(self._next_rest, soon)
         self._drafted[:] = 0
         if self.idle:
@@ -217,8 +220,8 @@ class DraftGate:
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
         seconds = np.maximum(self._seconds.with_drafts(rows.size, sizes), alone)
         least = LEAST_GAIN * rows.size / alone
-        first, self._dear = FIRST_SHARE, bool(seconds[0] > DEAR * alone)
-        if self._dear:
+        first, self._dearest = FIRST_SHARE, bool(seconds[0] > DEAREST * alone)
+        if seconds[0] > DEAR * alone:
             first = self._all_right + WEIGHT_OF_ALL * FIRST_SHARE
             first /= self._all_tried + WEIGHT_OF_ALL
         share = self._shares(rows, first)

@@ -105,9 +105,10 @@ class Finisher:
         self.deferred.leave(rows, ENDED)
 
     def cancel_soon(self, live: RequestState, sample: int) -> None:
-        """Ends one sample with the next call of `cancel_samples`. Stop strings end many samples in
-        a step; together they take a tenth of the time."""
-        self._cancelled.append((live, sample))
+        """Ends one sample with the next call of `cancel_samples`, if the request has it. Stop
+        strings end many samples in a step; together they take a tenth of the time."""
+        if 0 <= sample < live.row_of.size:
+            self._cancelled.append((live, sample))
 
     def cancel_samples(self) -> tuple[list[RequestState], dict[int, RequestState]]:
         """Ends the samples of `cancel_soon` as `cancel` does; returns their requests, and those of

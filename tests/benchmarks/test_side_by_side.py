@@ -93,8 +93,8 @@ def test_a_work_that_it_cannot_give_all_is_named(tmp_path: Path) -> None:
     ids=["gemma4", "a dense layer first"],
 )
 def test_routers_are_drawn_wherever_a_layer_has_them(config: dict[str, Any]) -> None:
-    """As engines draw them all but nothing tells one expert from another. On a GPU a product has
-    its matrix plain."""
+    """As engines draw them all but nothing tells one expert from another, and norms make scores
+    small. On a GPU a product has its matrix plain."""
     model = tiny_model(**config, num_experts=4, moe_intermediate_size=24)
     moes = [
         block.routed.moe if "gemma4" in config["model_type"] else block.mlp
@@ -108,9 +108,13 @@ def test_routers_are_drawn_wherever_a_layer_has_them(config: dict[str, Any]) -> 
         "penstock", SimpleNamespace(engine=SimpleNamespace(runner=runner))
     )
     assert len(weights) == (2 if "gemma4" in config["model_type"] else 1)
+    by = 4 / 32**0.5
     assert all(
-        0.7 < float(weight.std()) < 1.3 and abs(float(weight.mean())) < 0.4 for weight in weights
+        0.7 < float(weight.std()) / by < 1.3 and abs(float(weight.mean())) < 0.4 * by
+        for weight in weights
     )
+    norms = [weight for weight in model.weights() if weight.parts[0].name.endswith("norm.weight")]
+    assert len(norms) > 4 and all(bool((weight.value == 1).all()) for weight in norms)
 
 
 def test_routers_of_vllm_are_found_by_name() -> None:
@@ -121,12 +125,17 @@ def test_routers_of_vllm_are_found_by_name() -> None:
                 {"gate": torch.nn.Linear(64, 8), "gate_up_proj": torch.nn.Linear(64, 8)}
             ),
             "router": torch.nn.ModuleDict({"proj": torch.nn.Linear(64, 8)}),
+            "norm": torch.nn.RMSNorm(64),
         }
     )
+    layer["mlp"]["gate"].e_score_correction_bias = torch.nn.Parameter(torch.ones(8))
+    layer["norm"].weight.data.fill_(7.0)
     router_weights._spread_modules(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}))
     spread = {
-        name: float(part.weight.detach().std()) > 0.5
+        name: float(part.weight.detach().std()) > 0.3
         for name, part in layer.named_modules()
-        if hasattr(part, "weight")
+        if isinstance(part, torch.nn.Linear)
     }
     assert spread == {"mlp.gate": True, "mlp.gate_up_proj": False, "router.proj": True}
+    assert not layer["mlp"]["gate"].e_score_correction_bias.any()
+    assert bool((layer["norm"].weight == 1).all())

@@ -24,7 +24,7 @@ from hybrid_models import MODELS
 from toy_proposer import Repeats
 
 from penstock.execute import executor as executor_file
-from penstock.execute import warm
+from penstock.execute import step_kinds, warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
@@ -303,6 +303,7 @@ def test_groups_whose_prefix_is_expanded_are_the_plain_steps(
     plain.close()
     request.getfixturevalue("by_triton")
     monkeypatch.setattr(LatentSizes, "expands_prefixes", lambda *_: True)
+    monkeypatch.setattr(step_kinds, "PREFIX_ROWS", 1)
     made, real = [], latent.attend_expanded
     monkeypatch.setattr(latent, "attend_expanded", lambda *args: made.append(real(*args)))
     runner = tiny_runner(**shape)

@@ -141,11 +141,10 @@ def test_when_prefixes_are_expanded() -> None:
 
     def expands(heads: int, groups: int, rows: int, tokens: int) -> bool:
         stored = groups * tokens
-        return deepseek.expands_prefixes(heads, groups * rows, stored, rows * stored)
+        return deepseek.expands_prefixes(heads, stored, rows * stored)
 
     assert expands(16, 16, 256, 2000)
     assert expands(16, 1, 1024, 1024)
-    assert not expands(16, 16, 63, 2000), "few rows have graphs"
     assert not expands(16, 64, 32, 2000), "each prefix has few rows"
     assert not expands(16, 16, 256, 64), "little is saved"
     assert not expands(16, 256, 256, 2000), "no room for one head"

@@ -18,7 +18,7 @@ class Oracle:
         self.told = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in alone}
 
     most, reach = MAX_DRAFTS, MAX_DRAFTS
-    proposes, follows = 0, False
+    proposes, follows, idle = 0, False, False
 
     def wants(self, rows: Int32) -> bool:
         return True

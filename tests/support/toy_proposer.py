@@ -49,7 +49,7 @@ class Counts:
     """Offers as many drafts as there may be."""
 
     most, reach = MAX_DRAFTS, MAX_DRAFTS
-    proposes, follows = MAX_DRAFTS, True
+    proposes, follows, idle = MAX_DRAFTS, True, False
 
     def wants(self, rows: Int32) -> bool:
         return True

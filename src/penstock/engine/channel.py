@@ -232,13 +232,13 @@ class ClientEnd:
 
     def _flush(self) -> None:
         """Sends what was queued. Without a peer it stays queued until there is one."""
-        if self._words and not self._socket.closed:
+        words, self._words = self._words, []
+        if words and not self._socket.closed:
             try:
-                self._socket.send_multipart(self._words, zmq.DONTWAIT)
+                self._socket.send_multipart(words, zmq.DONTWAIT)
             except zmq.Again:
+                self._words = words
                 self._watch(asyncio.get_running_loop())
-                return
-            self._words = []
             self._changed()
 
     def _changed(self) -> None:
@@ -262,6 +262,7 @@ class ClientEnd:
             loop = asyncio.get_running_loop()
             self._watch(loop)
             self._come = loop.create_future()
+            self._woken()  # what has changed may have been signalled before
             await self._come
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:

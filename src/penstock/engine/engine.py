@@ -99,8 +99,8 @@ class Engine:
         return None
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a whole request (sample None), one sample, or all samples that have not ended
-        (REST); with REST, a later step returns their tokens so far."""
+        """Ends a whole request (sample None), one sample with the next step that is launched, or
+        all that have not ended (REST); with REST, a later step returns their tokens so far."""
         self.scheduler.cancel(request_id, sample)
 
     def step(self, *, launch: bool = True) -> Deltas | None:
@@ -173,6 +173,8 @@ class Engine:
     def _read(self) -> Deltas:
         """Waits for the oldest step in flight and commits its results."""
         oldest, flight = self.flights[0]
+        drafter = self.scheduler.drafting.drafter
+        waited = drafter is not None and not flight.ready()
         result = flight.fetch()
         fetched = time.monotonic()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
@@ -182,15 +184,15 @@ class Engine:
         drafting, *later = [p.proposes > 0 or p.drafts is not None for p, _ in self.flights]
         forced = drafts is not None and drafts.tokens is not None
         counts = not forced and not oldest.draws_late and (drafting or not any(later))
-        if self.scheduler.drafting.drafter is not None and counts:
+        if drafter is not None and counts:
             queries = oldest.rows.size + (0 if drafts is None else int(drafts.start[-1]))
         self.broken = True
         self.flights.popleft()
         if self.limit is not None:
             self.limit.read()
         deltas = self.scheduler.commit(oldest, result)
-        after = time.monotonic() - fetched
-        self._pace.read(oldest.rows.size, prompt_tokens, fetched, queries, drafting, after)
+        after, rows = time.monotonic() - fetched, oldest.rows.size
+        self._pace.read(rows, prompt_tokens, fetched, queries, drafting, after, waited)
         self.broken = False
         self.completed += 1
         self._rate.look(self.scheduler.counts["generation_tokens"])

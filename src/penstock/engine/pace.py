@@ -93,17 +93,20 @@ class StepPace:
         queries: int = 0,
         drafting: bool = False,
         after: float = 0.0,
+        waited: bool = False,
     ) -> None:
         """Records that the oldest step was read. It began at its launch, or at the end of the step
         before it, whichever is later. queries: its rows and drafts; 0: the step
         isn't measured by them. drafting: True if it had drafts or made some. after: seconds that
-        the host has worked on it since `now`.
+        the host has worked on it since `now`. waited: True if the host had to wait for the device.
 
-        While a step runs the host works on its neighbours, and a step with drafts is more work. So
-        a measured step takes the host's seconds for itself, not for them."""
+        Where the host doesn't wait, it bounds the steps. While one runs it works on its neighbours,
+        and a step with drafts is more work. So a measured step takes the host's seconds for itself
+        then, not for them."""
         launched, host = self._launched.popleft()
         took, self._read = max(0.0, now - max(launched, self._read)), now
-        own, self._others = took - self._others + host + after, after
+        own = took if waited and self._others else took - self._others + host + after
+        self._others = after
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
             self._prompt_tokens = self._prompt_tokens * _FADE + prompt_tokens

@@ -59,7 +59,7 @@ def pack_rows(staging: Staging, plan: StepPlan, skip: Int32, size: int, dead_row
 def pack_groups(staging: Staging, plan: StepPlan, capacity: int) -> None:
     """Writes the prefix groups to the staging buffer: each group's first query and prefix length,
     padded with empty groups."""
-    start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
+    start = plan.group_queries
     staging.write("group_start", start, int(start[-1]), capacity + 1)
     staging.write("group_length", plan.group_length, 0, capacity)
 

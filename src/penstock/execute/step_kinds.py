@@ -25,6 +25,7 @@ from penstock.execute.staged_plan import StagedPlan
 from penstock.execute.staging_buffer import MappedMasks, Staging, to_device
 from penstock.execute.step_launches import StepLaunches
 from penstock.kernels.inputs import PrefixSight, VocabularyPart
+from penstock.kernels.latent import PREFIX_ROWS
 from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 from penstock.schedule.step import LateMasks, StepPlan
 
@@ -220,12 +221,11 @@ class Beside:
 def _expanded(launches: StepLaunches, staged: StagedPlan) -> PrefixSight | None:
     """Returns the counts of a step's prefix groups if latent attention is to expand them: their
     number differs from step to step, so that the step is no graph. None: it isn't."""
-    if launches.latent is None or not staged.groups:
+    expands, plan = launches.expands_prefixes, staged.plan
+    if expands is None or not staged.groups or staged.queries < PREFIX_ROWS:
         return None
-    plan = staged.plan
-    start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
-    seen = PrefixSight.of(start, plan.group_length)
-    return seen if launches.expands(int(start[-1]), seen) else None
+    seen = PrefixSight.of(plan.group_queries, plan.group_length)
+    return seen if expands(seen.stored, seen.pairs) else None
 
 
 class Late:

@@ -113,18 +113,12 @@ class StepLaunches:
             else torch.zeros(BESIDE_CHUNKS, dtype=torch.int64, device=device)
         )
         self.graphs: Graphs | None = None
-        # the model's kind of latent attention, if kernels can expand prefixes; else None
-        self.latent = next((kind for kind in model.kinds if kind.latent and ops.compiled), None)
-
-    def expands(self, rows: int, seen: PrefixSight) -> bool:
-        """Returns True if latent attention should expand keys and values of a step's prefix groups,
-        which have `rows` queries."""
-        kind = self.latent
-        return (
-            kind is not None
-            and kind.latent is not None
-            and kind.latent.expands_prefixes(kind.heads, rows, seen.stored, seen.pairs)
-        )
+        # LatentSizes.expands_prefixes of the model's latent attention, without the heads; None: it
+        # has none, or its kernels don't expand prefixes
+        self.expands_prefixes: Callable[[int, int], bool] | None = None
+        for kind in model.kinds if ops.compiled else ():
+            if kind.latent is not None:
+                self.expands_prefixes = partial(kind.latent.expands_prefixes, kind.heads)
 
     def size_of(self, rows: int) -> int:
         """Returns the padded number of rows, for draws and for forwards without prompt chunks."""

@@ -58,8 +58,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
         tiles = {padded(min(limits.max_queries, _LARGE_TILES // kind.kv_heads)) for kind in wide}
         sizes = sorted({*_kinds_of_sizes(limits.max_queries), *tiles})
         _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
-        if grouping and step.launches.latent is not None and sizes[-1] >= PREFIX_ROWS:
-            _compile_prefixes(step, sizes[-1])
+    if grouping and step.launches.expands_prefixes and limits.max_queries >= PREFIX_ROWS:
+        _expand_prefixes(step, padded(limits.max_queries))
     # drafts come on top of the tokens that a step may have
     beside = most - limits.max_rows + limits.max_queries - limits.max_rows
     step.step(_plan(limits.max_rows, EVERY, beside, limits, MAX_LOGPROBS))
@@ -126,9 +126,9 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
         drawing.result()
 
 
-def _compile_prefixes(step: DeviceStep, size: int) -> None:
-    """Compiles latent attention over shared prefixes in the expanded form. size: rows of the step,
-    all in one group over the scratch block."""
+def _expand_prefixes(step: DeviceStep, size: int) -> None:
+    """Compiles latent attention over shared prefixes in the expanded form, and takes its memory.
+    size: rows of the step, all in one group over the scratch block."""
     staging, seen = step.staging, PrefixSight(BLOCK_SIZE, size * BLOCK_SIZE)
     staging.group_start.fill_(size)
     staging.group_start[0] = 0

@@ -68,10 +68,10 @@ class LatentSizes:
         made = stored * self.expansion + pairs * self.expanded_pair
         return made < tokens * self.expansion + pairs * self.absorbed_pair
 
-    def expands_prefixes(self, heads: int, rows: int, stored: int, pairs: int) -> bool:
-        """Returns True if shared prefixes should be attended in the expanded form, which saves time
-        then. rows: decode queries of the step. stored, pairs: the counts of PrefixSight."""
+    def expands_prefixes(self, heads: int, stored: int, pairs: int) -> bool:
+        """Returns True if a step of many rows saves time by attending to shared prefixes in the
+        expanded form. stored, pairs: the counts of PrefixSight."""
         made = stored * self.expansion + _EXPANDED_COST * pairs * self.expanded_pair
         saved = heads * (_ABSORBED_COST * pairs * self.absorbed_pair - made)
         fits = stored * (self.still + self.value) <= ROOM // 4  # one head's, in any dtype
-        return fits and rows >= PREFIX_ROWS and saved >= _LEAST_SAVED
+        return fits and saved >= _LEAST_SAVED

@@ -136,7 +136,7 @@ class DraftGate:
         self._wanted[rows], self._held = wanted, HOLD - 1 if drafts else 0
         self._rest, self._rows = 0, rows.size
         if drafts:
-            self._paid += passed
+            self._paid += min(passed, HOLD)  # not the rest before
             if not self._dearest or self._paid > LONGEST_REST:
                 self._next_rest = 1
             return
@@ -147,11 +147,11 @@ class DraftGate:
         self._rest = min(self._next_rest, soon)
         self._drafted[:] = 0
         if self.idle:
-            self._rows = 0  # the rest lasts when many rows end, too
+            self._rows //= 4  # the rest lasts until an eighth of the rows are left
 
     @property
     def idle(self) -> bool:
-        """Returns True if nothing drafts for many steps, whichever rows run."""
+        """Returns True if nothing drafts for many steps."""
         return self._rest > LONGEST_REST
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
@@ -211,7 +211,7 @@ class DraftGate:
     def _chosen(self, rows: Int32, most: Int32) -> Int32:
         """Returns the drafts of each row with which the step is expected to give the most tokens
         per second; most [rows]: at most so many."""
-        counts = np.zeros(rows.size, np.int32)
+        counts, self._dearest = np.zeros(rows.size, np.int32), False
         if not most.any():
             return counts
         alone = self._seconds.alone(rows.size)

@@ -132,7 +132,8 @@ class Drafting:
         slots = [(int(live.record["text_slot"][0]), row) for row, live in self._over]
         over = np.array([pair for pair in slots if pair[0] >= 0], np.int64).reshape(-1, 2)
         self._over = []
-        self.texts.ended(over[:, 0], *outputs.texts_of(over[:, 1]))
+        if over.size:
+            self.texts.ended(over[:, 0], *outputs.texts_of(over[:, 1]))
 
     def forget(self, live: RequestState) -> None:
         """Drops the texts of a request that is over."""

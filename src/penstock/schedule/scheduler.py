@@ -147,13 +147,13 @@ class Scheduler:
         self.counts["prompt_tokens"] += tokens.size
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a request, or one sample of it, in any state; unknown ids are ignored. sample REST:
-        ends all samples that have not ended, and take_told() returns their tokens so far."""
-        live = self.live.get(request_id)
-        if live is None:
+        """Ends a request in any state, or one sample of it with the next plan; unknown ids are
+        ignored. sample REST: ends all that have not ended; take_told() returns their tokens."""
+        if (live := self.live.get(request_id)) is None:
             return
         if sample is not None and sample != REST:
-            return self.finisher.cancel_soon(live, sample)
+            self.finisher.cancel_soon(live, sample)
+            return
         self._cancel_samples()
         if sample == REST:
             self._told += self.outputs.made_by(live)
@@ -167,7 +167,7 @@ class Scheduler:
         self._forget(lives)
 
     def take_told(self) -> Deltas | None:
-        """Returns the next final deltas of samples cancelled with REST; None: there are no more."""
+        """Returns the next final deltas of samples cancelled with REST; None: no more."""
         return self._told.popleft() if self._told else None
 
     @property
@@ -183,12 +183,12 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Returns the next step; None: nothing can be launched until a step is read, or at all."""
+        self._cancel_samples()
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.preempter.preempt(1)
         if self.admission.starved and self.admission.knows_background:
             self.preempter.preempt_background()
-        self._cancel_samples()
         self.drafting.read_texts(self.outputs)
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):

@@ -259,6 +259,13 @@ class StepPlan:
         return self.rows if self.drafts is None else np.repeat(self.rows, self.drafts.counts + 1)
 
     @property
+    def group_queries(self) -> Int32:
+        """Returns `group_start`, counted in queries."""
+        return (
+            self.group_start if self.drafts is None else self.drafts.query_start[self.group_start]
+        )
+
+    @property
     def group_skip(self) -> Int32:
         """Returns, for each grouped row, the number of its tokens covered by the group's prefix,
         int32 [group_start[-1]]."""
@@ -331,7 +338,7 @@ class Drafter(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Returns True if nothing drafts for many steps, whichever rows run."""
+        """Returns True if nothing drafts for many steps."""
 
     @property
     def proposes(self) -> int:

@@ -54,9 +54,12 @@ def latent_attention(
     assert sizes is not None, "the kind is of latent attention"
     groups = None if plan.decode is None else plan.decode.groups
     shared = None if groups is None else groups.expanded
-    made = chunks is not None and chunks.expands(sizes, expand_tokens)
-    if chunks is not None and chunks.seen is not None and made:
-        made = bool(heads_at_once(chunks.seen.stored, sizes, kind.heads, q.dtype))
+    made = (
+        chunks is not None
+        and chunks.seen is not None
+        and chunks.expands(sizes, expand_tokens)
+        and heads_at_once(chunks.seen.stored, sizes, kind.heads, q.dtype) > 0
+    )
     if not made and shared is None:
         return _absorbed(q, up, kv, inputs, kind, plan, sizes)
     if plan.room is None:

@@ -196,7 +196,7 @@ def _walk(
 
 @triton.jit(
     do_not_specialize=["chunks", "tiles"],
-    do_not_specialize_on_alignment=["start", "context", "chunk_first"],
+    do_not_specialize_on_alignment=["start", "context", "chunk_first", "lse"],
 )
 def _expanded(
     q,  # [tokens, H, STILL + TURNING], from the first head of `made` on

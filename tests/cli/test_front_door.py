@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.cli.root import _for_words
 
 pytestmark = pytest.mark.torch
 
@@ -86,3 +89,24 @@ def test_the_readmes_server_can_be_pasted() -> None:
         assert sum(word in line for line in said.splitlines()) >= 1, (word, said)
     assert re.search(r"penstock: loads \S+ in (bfloat16|float32) on cpu\n", said), said
     assert re.search(r"penstock: weights (\d+) of \1, in ", said), said
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["bench", "run", "URL"], ["nonsense"]])
+def test_only_the_named_command_has_options(words: list[str]) -> None:
+    """What `--help` tells of the others is as it would be with all."""
+
+    def options(of: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[int, str]]:
+        found = {at: (len(of.params), of.get_short_help_str())}
+        for name, command in getattr(of, "commands", {}).items():
+            found |= options(command, (*at, name))
+        return found
+
+    every = options(typer.main.get_command(app))
+    few = options(typer.main.get_command(_for_words(app, words)))
+    assert {at: text for at, (_, text) in few.items()} == {at: t for at, (_, t) in every.items()}
+    named = tuple(words[:2]) if words[:1] == ["bench"] else tuple(words)
+    kept = {at for at, found in few.items() if found == every[at]}
+    groups = {at for at in every if any(other[:-1] == at for other in every if other)}
+    assert named in kept or named == ("nonsense",)
+    assert every[("serve",)][0] > 50
+    assert all(few[at][0] == 0 for at in every if at and at not in groups and at != named)

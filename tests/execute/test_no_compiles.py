@@ -125,6 +125,11 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": LATENT,
         "knobs": {"max_num_seqs": 20, "max_num_batched_tokens": 280, "kv_cache_dtype": "fp8"},
     },
+    "latent vectors, prefixes expanded": {
+        "shape": LATENT,
+        "knobs": {"max_num_seqs": 60, "prefix_groups": "always"},
+        "prefixes": True,
+    },
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
     "drafts": {
         "shape": LLAMA,
@@ -169,6 +174,7 @@ def test_nothing_is_launched_that_the_start_has_not_launched(
         "blocks._copy_blocks",
     }
     assert ("ngrams._draft_ngrams" in kernels) == (case == "drafts")
+    assert (found[case]["prefixes"] > 0) == ("prefixes" in CASES[case])
 
 
 def test_keys_hang_on_the_model_alone(found: dict[str, dict[str, Any]]) -> None:

@@ -32,13 +32,15 @@ from triton.runtime import jit
 from penstock.config import Config
 from penstock.engine.build_engine import engine_over
 from penstock.execute import executor as executor_file
-from penstock.execute import warm
+from penstock.execute import step_kinds, warm
 from penstock.execute.device_sampler import EVERY, PLAIN
 from penstock.execute.limits import BatchLimits
 from penstock.execute.open_runner import open_runner
 from penstock.execute.padding import CHUNK_GRAPHS, GRAPH_ROWS, graph_sizes, sizes_up_to
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
+from penstock.kernels.latent import LatentSizes
+from penstock.kernels.triton.attention import latent, latent_chunks
 from penstock.kernels.triton.grid import LEAST_SHARED, SHARED
 from penstock.request import Request
 
@@ -171,6 +173,36 @@ def wander(runner: TorchRunner, config: Config, seed: int, steps: int, many: int
             engine.step()
 
 
+@dataclass
+class Prefixes:
+    """Calls in which latent attention expanded prefix groups. few: from now on three heads at a
+    time."""
+
+    calls: int = 0
+    few: bool = False
+
+
+@contextmanager
+def prefixes_expanded(wanted: bool) -> Iterator[Prefixes]:
+    """wanted: latent attention expands all prefix groups."""
+    found, real, fitting = Prefixes(), latent.attend_expanded, latent_chunks.heads_at_once
+    with pytest.MonkeyPatch.context() as patch:
+        if wanted:
+            patch.setattr(LatentSizes, "expands_prefixes", lambda *_: True)
+            patch.setattr(
+                latent_chunks, "heads_at_once", lambda *told: 3 if found.few else fitting(*told)
+            )
+            for place in (step_kinds, warm):
+                patch.setattr(place, "PREFIX_ROWS", 1)
+
+        def noted(q: Any, up: Any, kv: Any, seen: Any, ends: Any, *rest: Any) -> None:
+            found.calls += ends.lse is not None
+            real(q, up, kv, seen, ends, *rest)
+
+        patch.setattr(latent, "attend_expanded", noted)
+        yield found
+
+
 # --- a process of its own: cases as JSON in, what was launched past ready as JSON out
 
 
@@ -189,9 +221,10 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         skip_tokenizer_init=True,
         **knobs,
     )
-    with recorded() as launches:
+    expands = bool(case.get("prefixes"))
+    with recorded() as launches, prefixes_expanded(expands) as prefixes:
         runner = open_recorded(config, folder)
-        ready = set(launches)
+        ready, warmed, prefixes.few = set(launches), prefixes.calls, True
         launch_sizes(runner, sizes_up_to(runner.max_queries)[:: case.get("every", 1)])
         launch_chunks(runner, [1, 15, 17, 300, runner.max_batched_tokens])
         wander(runner, config, seed=0, steps=80, many=case.get("many", 12))
@@ -200,7 +233,8 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         runner._state.model.ops.embed(torch.zeros(1, dtype=torch.int64), table)  # type: ignore[union-attr]
         seen = len(launches.keys() - ready) - len(late)
         runner.close()
-    return {"ready": sorted(map(str, ready)), "late": late, "noticed": seen}
+    later = prefixes.calls - warmed
+    return {"ready": sorted(map(str, ready)), "late": late, "noticed": seen, "prefixes": later}
 
 
 if __name__ == "__main__":

@@ -206,9 +206,9 @@ class EngineEnd:
 class ClientEnd:
     """The client's end of the channel, for an asyncio event loop.
 
-    The loop watches the socket's descriptor itself: pyzmq's asyncio sockets take some 0.2 ms more
-    for a request and its answer. The descriptor tells of a change once (zmq_getsockopt(3),
-    ZMQ_FD), so that after each send it must be looked whether a message has come."""
+    The loop watches the socket's descriptor itself: with pyzmq's asyncio sockets a chat takes 0.1 to
+    0.3 ms more. The descriptor signals a change once (zmq_getsockopt(3), ZMQ_FD), so that each send
+    is followed by a look whether a message has come."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()

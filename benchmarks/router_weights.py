@@ -29,7 +29,7 @@ def spread_experts(engine: str, llm: Any) -> None:
     matrices = [part.router.product.matrix for part in routed]
     # a prepared matrix of a GPU holds its weight in an attribute
     _draw([getattr(matrix, "weight", matrix) for matrix in matrices])
-    norms = [weight for weight in model.weights() if _is_norm(weight.parts[0].name)]
+    norms = [each for each in model.weights() if each.parts[0].name.endswith("norm.weight")]
     corrections = [part.correction for part in routed if part.correction is not None]
     _fill([weight.value for weight in norms], 1.0)
     _fill([weight.value for weight in corrections], 0.0)
@@ -49,10 +49,6 @@ def _spread_modules(model: Any) -> None:
             _fill([weight.data], 0.0 if kind == "GemmaRMSNorm" else 1.0)
     named = model.named_parameters()
     _fill([value.data for name, value in named if "correction_bias" in name], 0.0)
-
-
-def _is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
 
 
 def _draw(weights: list[Any]) -> None:

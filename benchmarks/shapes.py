@@ -439,7 +439,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--no-profile", dest="profile", action="store_false", help="no parts of a step"
     )
     parser.add_argument(
-        "--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU"
+        "--spread-experts", action="store_true", help="tokens differ in their experts; on a GPU"
     )
     return with_model(parser, words)
 

@@ -269,7 +269,7 @@ def main(words: list[str] | None = None) -> None:
         "--vllm-knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE"
     )
     parser.add_argument(
-        "--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU"
+        "--spread-experts", action="store_true", help="tokens differ in their experts; on a GPU"
     )
     options = parser.parse_args(words)
     if options.task is not None:

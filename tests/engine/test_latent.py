@@ -4,10 +4,9 @@ preempted, by ranks."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from execute_drive import tiny_model, tiny_runner
+from execute_drive import TINY_LATENT, tiny_model, tiny_runner
 from ranks_together import Together, met
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
@@ -22,15 +21,8 @@ from penstock.parallel.layout import Layout
 
 pytestmark = pytest.mark.torch
 
-MODEL: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
+MODEL = TINY_LATENT | {
     "q_lora_rank": 20,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 16,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_group": 2,

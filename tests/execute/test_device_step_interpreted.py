@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import triton_interpreter  # before the kernels
-from execute_drive import Ask, Host, Row, chunk_of, late_steps, tiny_runner
+from execute_drive import TINY_LATENT, Ask, Host, Row, chunk_of, late_steps, tiny_runner
 from hybrid_models import MODELS
 from toy_proposer import Repeats
 
@@ -287,17 +287,7 @@ def test_groups_whose_prefix_is_expanded_are_the_plain_steps(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Latent attention makes keys and values of the shared prefix, in both steps and both layers."""
-    shape: dict[str, Any] = {
-        "model_type": "deepseek_v3",
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 24,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 12,
-        "v_head_dim": 16,
-        "first_k_dense_replace": 2,
-    }
+    shape = TINY_LATENT | {"first_k_dense_replace": 2}
     plain = tiny_runner(**shape)
     want = _tails(plain, 0)
     plain.close()

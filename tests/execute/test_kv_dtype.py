@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_model import make_folder
-from execute_drive import tiny_model
+from execute_drive import TINY_LATENT, tiny_model
 
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
@@ -235,15 +235,7 @@ def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.M
     assert 1.9 * wide["kv_tokens"] < narrow["kv_tokens"] < 8 * 64
 
 
-LATENT: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
-    "q_lora_rank": None,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 16,
+LATENT = TINY_LATENT | {
     "n_routed_experts": 2,
     "num_experts_per_tok": 1,
     "n_group": 1,

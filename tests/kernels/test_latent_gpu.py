@@ -100,6 +100,11 @@ CHUNKS = {
     "a prompt": {"lengths": [], "chunks": [(0, 1100)]},
     "prompts beside rows": {"lengths": [40, 17], "chunks": [(0, 300), (0, 0), (0, 451), (0, 1)]},
     "behind others": {"lengths": [5], "chunks": [(600, 370), (0, 333), (1600, 600)]},
+    "groups of many rows and of few, rows alone, and a chunk": {
+        "lengths": [1650 + at % 90 for at in range(200)] + [300, 291, 289] + [17, 400, 1],
+        "groups": [(200, 1600), (3, 288)],
+        "chunks": [(33, 50)],
+    },
 }
 
 
@@ -118,36 +123,16 @@ def test_keys_and_values_that_are_made(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """room: of all heads, or of some after the others."""
+    """room: of all heads, or of some after the others. Prefixes of groups are expanded beside
+    chunks in either form."""
     monkeypatch.setattr(latent_chunks, "ROOM", room)
     monkeypatch.setattr(latent_chunks, "AT_ONCE", 1000)
     monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
     step = of_latents(
         make_case(heads=heads, kv_heads=1, width=16, **CHUNKS[name]), SIZES[of], dtype, eight
     )
-    _check(step, some(step.case, 60), 1)
-
-
-@pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
-@pytest.mark.parametrize("room", [2**28, 2**22])
-@pytest.mark.parametrize(
-    ("heads", "of", "eight"), [(16, "deepseek", False), (5, "glm", False), (16, "deepseek", True)]
-)
-def test_keys_and_values_of_prefixes_that_are_made(
-    heads: int,
-    of: str,
-    eight: bool,
-    room: int,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Groups of many rows and of few, rows alone, and a chunk beside them."""
-    monkeypatch.setattr(latent_chunks, "ROOM", room)
-    monkeypatch.setattr(latent_chunks, "AT_ONCE", 1000)
-    lengths = [1650 + at % 90 for at in range(200)] + [300, 291, 289] + [17, 400, 1]
-    shape = {"lengths": lengths, "groups": [(200, 1600), (3, 288)], "chunks": [(33, 50)]}
-    step = of_latents(
-        make_case(heads=heads, kv_heads=1, width=16, **shape), SIZES[of], dtype, eight
-    )
-    step.case = of_columns(step.case)
-    _check(step, some(step.case, 60), NEVER, expands=True)
+    groups = "groups" in CHUNKS[name]
+    if groups:
+        step.case = of_columns(step.case)
+        _check(step, some(step.case, 60), NEVER, expands=True)
+    _check(step, some(step.case, 60), 1, expands=groups)

@@ -106,6 +106,18 @@ def tiny_model(
     return model
 
 
+TINY_LATENT: dict[str, Any] = {  # config of a model with latent attention
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+}
+
+
 def tiny_runner(
     max_rows: int = 8,
     blocks: int = 200,

@@ -20,7 +20,7 @@ PREFIX_ROWS = 1024
 # Cost of a multiplication in attention over a prefix, in multiplications of the product that makes
 # keys and values: that runs at some 600 TFLOP/s on an H200, the others at 200 and 450.
 _ABSORBED_COST, _EXPANDED_COST = 3.0, 1.4
-_LEAST_SAVED = 1.5e10  # of the same, for which the expanded form pays: 50 us of a layer
+_LEAST_SAVED = 1.5e10  # least saving for which the expanded form pays: 50 us of a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

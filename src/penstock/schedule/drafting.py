@@ -22,8 +22,8 @@ from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Int64, StepPlan
 # a step gets one forced token per so many rows without a constraint, so that forced tokens delay
 # these rows only a little
 _COMPANY = 48
-# Most rows of a step in which a sample ends whose text is kept. Nothing drafts beside many rows, and
-# the texts of samples that end long before are not worth the host's time.
+# Texts are kept of samples that end in a step of at most so many rows. Nothing drafts beside many
+# rows, and the texts of samples that end long before are not worth the host's time.
 _TEXT_ROWS = 2 * MOST_ROWS
 
 

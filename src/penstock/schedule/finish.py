@@ -99,7 +99,7 @@ class Finisher:
         """Ends a whole request. Samples without a row end at once; rows end once their steps in
         flight are read."""
         for group in list(live.groups):
-            self._drop_pending(group, group.samples[group.next :][:0])
+            self._drop_pending(group, group.samples[:0])
         rows = live.living(self.rows)
         live.outstanding -= rows.size
         self.deferred.leave(rows, ENDED)

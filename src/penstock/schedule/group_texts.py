@@ -72,7 +72,7 @@ class GroupTexts:
         slots, lengths, tokens = (
             np.concatenate(parts, axis=-1) for parts in zip(none, *self._new, strict=True)
         )
-        # by slot, each in the order of ends, without those of requests that are over
+        # sorted by slot, each in the order of ends, without those of requests that are over
         stays = self._turn[slots[0]] == slots[1]
         of = np.repeat(np.where(stays, slots[0], -1), lengths)
         order = np.argsort(of.astype(np.int16), kind="stable")[np.count_nonzero(of < 0) :]

@@ -39,14 +39,13 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     """Makes the plan of a step for one AttentionKind;
     allocates the buffers that its layers share."""
     decode = inputs.decode_for(kind.window) if inputs.rows else None
-    prefix, groups_of = None, None if decode is None else decode.groups
-    if groups_of is not None and (kind.latent is None or groups_of.expanded is None):
-        groups = groups_of.length.shape[0]
+    groups, prefix = None if decode is None else decode.groups, None
+    if groups is not None and (kind.latent is None or groups.expanded is None):
         shape, device = (
             (inputs.rows, kind.heads, kind.value_width or kind.width),
             inputs.positions.device,
         )
-        prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
+        prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups.length.shape[0])
     return KindPlan(decode, prefix)
 
 

@@ -54,35 +54,31 @@ def latent_attention(
     assert sizes is not None, "the kind is of latent attention"
     groups = None if plan.decode is None else plan.decode.groups
     shared = None if groups is None else groups.expanded
-    made = (
-        chunks is not None
-        and chunks.seen is not None
-        and chunks.expands(sizes, expand_tokens)
-        and heads_at_once(chunks.seen.stored, sizes, kind.heads, q.dtype) > 0
-    )
-    if not made and shared is None:
+    # counts of the chunks, if they are attended in the expanded form
+    seen = chunks.seen if chunks is not None and chunks.expands(sizes, expand_tokens) else None
+    if seen is not None and not heads_at_once(seen.stored, sizes, kind.heads, q.dtype):
+        seen = None
+    if seen is None and shared is None:
         return _absorbed(q, up, kv, inputs, kind, plan, sizes)
     if plan.room is None:
         plan.room = Room.of(sizes, q.dtype, q.device)
     out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
-    absorbed = rows if made else q.shape[0]
+    absorbed, lse = q.shape[0] if seen is None else rows, None
+    if shared is not None:
+        lse = torch.empty((rows, kind.heads), dtype=torch.float32, device=q.device)
     if absorbed:
-        lse = None
-        if shared is not None:
-            lse = torch.empty((rows, kind.heads), dtype=torch.float32, device=q.device)
         out[:absorbed] = _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, lse)
-        if groups is not None and shared is not None:
-            if plan.prefixes is None:
-                plan.prefixes = Seen.of(
-                    groups.length.to(torch.int64), groups.blocks, shared.stored, sizes, q.dtype
-                )
-            ends = SequenceEnds(groups.start, groups.length, lse)
-            attend_expanded(q[:rows], up, kv, plan.prefixes, ends, kind, plan.room, out[:rows])
-    if made and chunks is not None and chunks.seen is not None:
+    if groups is not None and shared is not None:
+        if plan.prefixes is None:
+            each = groups.length.to(torch.int64)
+            plan.prefixes = Seen.of(each, groups.blocks, shared.stored, sizes, q.dtype)
+        ends = SequenceEnds(groups.start, groups.length, lse)
+        attend_expanded(q[:rows], up, kv, plan.prefixes, ends, kind, plan.room, out[:rows])
+    if chunks is not None and seen is not None:
         if plan.chunks is None:
             own = (chunks.start[1:] - chunks.start[:-1]).to(torch.int64)
             each = torch.where(own > 0, own + chunks.context, 0)
-            plan.chunks = Seen.of(each, chunks.block_table, chunks.seen.stored, sizes, q.dtype)
+            plan.chunks = Seen.of(each, chunks.block_table, seen.stored, sizes, q.dtype)
         ends = SequenceEnds(chunks.start, chunks.context)
         attend_expanded(q[rows:], up, kv, plan.chunks, ends, kind, plan.room, out[rows:])
     return out

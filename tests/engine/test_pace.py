@@ -46,6 +46,11 @@ def test_seconds_of_rows_are_known_near_what_was_measured_lately() -> None:
             pace.read(1, 0, now, rows)
     found = [pace.alone(rows) for rows in (1, 3, 5, 10, 11, 64)]
     assert found == pytest.approx([1.0, 2.0, 3.0, 3.0, 0.0, 0.0])
+    for _ in range(3):  # something disturbed steps of two rows: four rows took less
+        pace.launched(now)
+        now += 7.0
+        pace.read(1, 0, now, 2)
+    assert [pace.alone(rows) for rows in (1, 2, 3, 5)] == pytest.approx([1.0, 3.0, 3.0, 3.0])
     for _ in range(2001):  # steps that all draft: what one row takes alone is unknown again
         pace.launched(now)
         now += 1.0
@@ -70,11 +75,13 @@ def test_what_drafts_take_beside_queries_is_measured() -> None:
     for rows in (1, 2, 12):
         steps(rows, rows, drafting=False)
     assert pace.with_drafts(2, asked).tolist() == pytest.approx(asked.tolist())
+    assert pace.least_drafting(2) == 0.0
     steps(4, 2.7, drafting=True)
     steps(6, 2.9, drafting=True)
     assert [pace.alone(rows) for rows in (1, 2, 7)] == pytest.approx([1, 2, 7])
     found = pace.with_drafts(2, asked)
     assert found.tolist() == pytest.approx([2.35, 2.7, 2.8, 2.9, 3.5])
+    assert [pace.least_drafting(rows) for rows in (2, 4, 6)] == pytest.approx([2.7, 2.9, 0.0])
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

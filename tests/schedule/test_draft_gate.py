@@ -27,16 +27,22 @@ COUNT = MOST_ROWS + 44
 
 class Costs:
     """Seconds of a step by a function of its queries; every size is one of its own. more: seconds
-    that a step with drafts takes beyond it."""
+    that a step with drafts takes beyond it. fewest: drafts of the smallest step that was measured
+    with some."""
 
-    def __init__(self, of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> None:
-        self.of, self.more = of, more
+    def __init__(
+        self, of: Callable[[np.ndarray], np.ndarray], more: float = 0.0, fewest: int = 1
+    ) -> None:
+        self.of, self.more, self.fewest = of, more, fewest
 
     def alone(self, rows: int) -> float:
         return float(self.of(np.array([float(rows)]))[0])
 
     def with_drafts(self, rows: int, queries: np.ndarray) -> np.ndarray:
         return self.of(queries.astype(float)) + self.more
+
+    def least_drafting(self, rows: int) -> float:
+        return float(self.with_drafts(rows, np.array([rows + self.fewest]))[0])
 
     def sizes(self, least: int, most: int) -> np.ndarray:
         return np.arange(least, most + 1)
@@ -46,10 +52,12 @@ def flat(queries: np.ndarray) -> np.ndarray:
     return np.ones(queries.size)
 
 
-def gate(of: Callable[[np.ndarray], np.ndarray], more: float = 0.0) -> tuple[DraftGate, Rows]:
+def gate(
+    of: Callable[[np.ndarray], np.ndarray], more: float = 0.0, fewest: int = 1
+) -> tuple[DraftGate, Rows]:
     columns = Rows(COUNT, 4)
     columns.order[:] = np.arange(COUNT)
-    return DraftGate(columns, MOST, Costs(of, more)), columns
+    return DraftGate(columns, MOST, Costs(of, more, fewest)), columns
 
 
 def offered(made: DraftGate, rows: Int32, most: int = MOST) -> list[int]:
@@ -180,6 +188,16 @@ def test_where_very_dear_drafts_never_pay_all_rest_for_long() -> None:
     assert sum(told[-LONGEST_PAUSE:]) > 3 * LONGEST_PAUSE and not made.idle
     columns.order += COUNT
     assert sum(drive(made, np.arange(4, dtype=np.int32), lambda counts: counts, 8)) > 40
+
+
+@pytest.mark.parametrize("fewest", [1, 40])
+def test_what_few_drafts_take_is_judged_by_steps_that_were_measured(fewest: int) -> None:
+    """By steps without drafts and those with 40, which take twice as long, a single draft seems to
+    cost little. All rest for long only where no step with fewer drafts was measured."""
+    made, _ = gate(lambda queries: 1 + queries / 20, 0.0, fewest)
+    told = drive(made, np.arange(20, dtype=np.int32), lambda counts: 0 * counts, 400)
+    # the mean rest of the last 200 steps is 16 steps, or more than all of them
+    assert sum(told[-200:]) == 0 and (made._next_rest > LONGEST_REST) == (fewest == 40)
 
 
 def test_a_gate_that_drafts_nothing_looks_seldom() -> None:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 # Numbers of queries up to which steps are measured together, for the gate of drafts.
 SIZES = [*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512]
 _ENOUGH = 3  # steps of a size after which its seconds count as known
-_OLD = 2000  # steps after which they no longer do: text has become longer or shorter meanwhile
+# Steps after which they no longer do: text has become longer or shorter meanwhile. To measure steps
+# with drafts anew takes such steps, which may not pay.
+_OLD, _OLD_DRAFTING = 2000, 8000
 _NEWEST, _STEEPEST = 0.1, 0.3  # weight of the newest step, in logarithms, and its largest change
 _FADE = 0.98  # weight of the old value in a running mean, at each step
 # factor by which the stored least seconds grow per step, so that an outdated value is replaced
@@ -26,9 +28,10 @@ _FORGET = 1.0005
 
 
 class _Sizes:
-    """Mean seconds of steps, for each of SIZES."""
+    """Mean seconds of steps, for each of SIZES. old: steps after which they are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, old: int) -> None:
+        self._old = old
         # steps seen of each size, the number of the last one, and the mean seconds
         self._seen, self._last = [0] * len(SIZES), [0] * len(SIZES)
         self._mean = [0.0] * len(SIZES)
@@ -38,7 +41,7 @@ class _Sizes:
         at = bisect_left(SIZES, queries)
         if at == len(SIZES) or took <= 0:
             return
-        if count - self._last[at] > _OLD:
+        if count - self._last[at] > self._old:
             self._seen[at] = 0
         seen, mean = self._seen[at], self._mean[at]
         self._seen[at], self._last[at] = seen + 1, count
@@ -54,7 +57,7 @@ class _Sizes:
         return {
             SIZES[at]: self._mean[at]
             for at, seen in enumerate(self._seen)
-            if seen >= _ENOUGH and count - self._last[at] <= _OLD
+            if seen >= _ENOUGH and count - self._last[at] <= self._old
         }
 
 
@@ -69,7 +72,7 @@ class StepPace:
         self._others = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
-        self._plain, self._drafting = _Sizes(), _Sizes()
+        self._plain, self._drafting = _Sizes(_OLD), _Sizes(_OLD_DRAFTING)
         self._count = 0  # steps measured by their queries
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
@@ -122,11 +125,19 @@ class StepPace:
     def alone(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows without prompts or drafts, between known
         numbers by interpolation; 0: unknown. Beyond them they are known up to twice or half of one,
-        so that rows which draft in each step must do without from time to time."""
+        so that rows which draft in each step must do without from time to time. No step takes
+        longer than one of more rows: what was measured so was disturbed."""
         known = self._plain.known(self._count)
         if not known or not min(known) <= 2 * rows or not rows <= 2 * max(known):
             return 0.0
-        return float(np.interp(rows, [*known], [*known.values()]))
+        seconds = np.minimum.accumulate([*known.values()][::-1])[::-1]
+        return float(np.interp(rows, [*known], seconds))
+
+    def least_drafting(self, rows: int) -> float:
+        """Returns the seconds of a step of so many rows with the fewest drafts that were measured;
+        0: none was."""
+        known = self._drafting.known(self._count)
+        return next((took for queries, took in known.items() if queries > rows), 0.0)
 
     def with_drafts(self, rows: int, queries: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the seconds of a step of so many rows for each number of queries [n] above it,

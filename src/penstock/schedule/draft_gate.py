@@ -24,8 +24,8 @@ Float64 = NDArray[np.float64]
 MOST_ROWS = 256  # rows above which a step's time is never mostly reading weights
 FIRST_SHARE = 0.5  # share of right drafts assumed of a row that has not drafted yet
 FIRST_WEIGHT = 2.0  # drafts of its own that weigh as much
-# Where a step with a single draft takes so many times as long as one without, a row is assumed to
-# be like those that drafted lately. Their counts fade by a factor at each step; as many drafts
+# Where a step with few drafts takes so many times as long as one without, a row is assumed to be
+# like those that drafted lately. Their counts fade by a factor at each step; as many drafts
 # weigh as much as FIRST_SHARE.
 DEAR, FADE_OF_ALL, WEIGHT_OF_ALL = 1.2, 0.995, 8.0
 # a row pauses after so many steps with wrong drafts alone, at a share below this
@@ -41,7 +41,7 @@ LEAST_GAIN = 1.03
 # most steps after one in which drafts didn't pay, before the rows are looked at again: what the
 # gate computes in a step takes a tenth of a millisecond
 LONGEST_REST = 16
-# Where a step with a single draft takes so many times as long, a rest is up to LONGEST_PAUSE steps,
+# Where a step with few drafts takes so many times as long, a rest is up to LONGEST_PAUSE steps,
 # until drafts have paid for LONGEST_REST steps in a row.
 DEAREST = 1.5
 HOLD = 2  # steps that draft as was chosen for the first of them, unless rows have joined
@@ -52,6 +52,10 @@ class QuerySeconds(Protocol):
 
     def alone(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows without drafts; 0: unknown."""
+
+    def least_drafting(self, rows: int) -> float:
+        """Returns the seconds of a step of so many rows with the fewest drafts that were measured;
+        0: none was."""
 
     def with_drafts(self, rows: int, queries: Int64) -> Float64:
         """Returns the seconds of a step of so many rows for each number of queries [n] above it."""
@@ -146,13 +150,13 @@ class DraftGate:
         soon = longest if self._dearest else int(self._left[rows[asleep]].min(initial=longest))
         self._rest = min(self._next_rest, soon)
         self._drafted[:] = 0
-        if self.idle:
+        if self._rest > LONGEST_REST:
             self._rows //= 4  # the rest lasts until an eighth of the rows are left
 
     @property
     def idle(self) -> bool:
-        """Returns True if nothing drafts for many steps."""
-        return self._rest > LONGEST_REST
+        """Returns True in a rest where drafting is DEAREST: few drafts are made after it."""
+        return self._dearest and self._rest > 0
 
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
@@ -220,8 +224,9 @@ class DraftGate:
         sizes = self._seconds.sizes(rows.size + 1, rows.size + int(most.sum()))
         seconds = np.maximum(self._seconds.with_drafts(rows.size, sizes), alone)
         least = LEAST_GAIN * rows.size / alone
-        first, self._dearest = FIRST_SHARE, bool(seconds[0] > DEAREST * alone)
-        if seconds[0] > DEAR * alone:
+        few = max(float(seconds[0]), self._seconds.least_drafting(rows.size))
+        first, self._dearest = FIRST_SHARE, few > DEAREST * alone
+        if few > DEAR * alone:
             first = self._all_right + WEIGHT_OF_ALL * FIRST_SHARE
             first /= self._all_tried + WEIGHT_OF_ALL
         share = self._shares(rows, first)

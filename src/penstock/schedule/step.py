@@ -338,7 +338,8 @@ class Drafter(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Returns True if nothing drafts for many steps."""
+        """Returns True if nothing drafts and few drafts are made after it: texts that end now are not
+        worth keeping."""
 
     @property
     def proposes(self) -> int:

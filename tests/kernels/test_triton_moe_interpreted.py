@@ -24,7 +24,7 @@ SPANS = {
 CPU, F32 = "cpu", torch.float32
 
 
-@pytest.mark.parametrize("rows", [0, 16])
+@pytest.mark.parametrize("rows", [0, 16, 64])
 @pytest.mark.parametrize("shape", [(1, 5, 2), (40, 7, 3), (70, 64, 8)], ids=str)
 def test_routes(rows, shape):
     tokens, count, top_k = shape

@@ -21,9 +21,11 @@ from torch import Tensor
 
 from penstock.kernels.routing import Routing
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
-from penstock.kernels.triton.pdl import early_of, release, wait
+from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
-PLACED = 64  # number of pairs, and of tiles, that a program of _place handles
+# Number of pairs, and of tiles, that a program of _place handles. It depends on the rows of a tile,
+# as EARLY does: so there are no more compiled kernels than heights of tiles.
+PLACED = {16: 16, 32: 16, 64: 64, 128: 64}
 
 
 @triton.jit
@@ -250,9 +252,9 @@ def route(
     count = most_tiles(in_all, experts, rows)
     pairs = torch.empty(in_all, dtype=torch.int32, device=device)
     tiles = torch.empty((count, 3), dtype=torch.int32, device=device)
-    programs = cdiv(max(in_all, count), PLACED)
-    early = early_of(device, programs)
-    _place[(programs,)](
+    each = PLACED[rows]
+    early = has_pdl(device) * (1 if rows == 128 else 2)
+    _place[(cdiv(max(in_all, count), each),)](
         chosen,
         ranks,
         counts,
@@ -263,7 +265,7 @@ def route(
         count,
         ROWS=rows,
         LANES=lanes,
-        EACH=PLACED,
+        EACH=each,
         EARLY=early,
         num_warps=4,
         launch_pdl=bool(early),

@@ -93,6 +93,12 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 
 
+def test_experts_with_many_rows_scale_the_input_of_down_by_row():
+    of, _, _ = cases.made_experts(CPU, F32, "channel", 2, 136, 72, 2)
+    assert cases.moe.plan_of(100, of).scaled_by_row and not cases.moe.plan_of(90, of).scaled_by_row
+    cases.check_experts(CPU, F32, "channel", 100, 2, 136, 72, 2)
+
+
 # The first three have a kernel for one token; the others' kernels take any number alike.
 @pytest.mark.parametrize(
     "kind, tokens",

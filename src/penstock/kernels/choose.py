@@ -150,6 +150,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "softcap": _reference("elementwise.activation"),
     "prepare_experts": _experts(),
     "experts": _experts(),
+    "concurrent": (
+        Candidate("triton", "concurrent", "in graphs, on a stream beside", devices=("cuda",)),
+        *_reference("concurrent", "one launch after another"),
+    ),
     "plan": _triton("attention.attention", "takes buffers once a step"),
     "attention": _triton(
         "attention.attention", "reads block tables on the device; a prefix once a group"

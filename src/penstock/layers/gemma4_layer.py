@@ -6,7 +6,7 @@ published code of Gemma 4; there is no report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,12 +36,12 @@ class RoutedBeside:
     moe: Moe
     behind: Norm
 
-    def __call__(self, ops: Ops, x: Tensor, stream: Tensor) -> Tensor:
-        """Returns the sum of the normed MLP and expert outputs [T, d]. x: the MLP's output [T, d].
-        stream: the MLP's input before its norm [T, d]."""
+    def __call__(self, ops: Ops, made: Callable[[], Tensor], stream: Tensor) -> Tensor:
+        """Returns the sum of the normed MLP and expert outputs [T, d]. made: function that returns
+        the MLP's output [T, d]. stream: the MLP's input before its norm [T, d]."""
         scores = self.moe.router(ops, self.before_router.alone(ops, stream))
         routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
-        return self.behind_mlp.alone(ops, x).add_(self.behind.alone(ops, routed))
+        return self.behind_mlp.alone(ops, made()).add_(self.behind.alone(ops, routed))
 
     def weights(self) -> Iterator[Weight]:
         for part in (self.behind_mlp, self.before_router, self.before, self.moe, self.behind):
@@ -93,9 +93,10 @@ class Gemma4Layer:
         mixed = self.mixer(ops, rows, step, state[0])
         reader = self.mlp.reader if self.routed is None else None
         rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), reader)
-        made = self.mlp(ops, rows)
-        if self.routed is not None:
-            made = self.routed(ops, made, stream)
+        if self.routed is None:
+            made = self.mlp(ops, rows)
+        else:
+            made = self.routed(ops, ops.concurrent(lambda: self.mlp(ops, rows)), stream)
         stream = stream + self.behind.alone(ops, made)
         if self.own is not None:
             assert step.layer_inputs is not None, "the decoder makes them"

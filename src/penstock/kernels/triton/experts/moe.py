@@ -12,9 +12,10 @@ A single token takes other kernels if its weights are unquantized or float8 (`mo
 A program has a tile of rows of one expert and some of the outputs, and reads the expert's weights
 once for these rows. Products are computed transposed, as there are fewer rows than outputs. Float8
 weights take rows in e4m3. These have one scale per row; the input of the down product has one scale
-for each row and range of outputs of a gate-and-up program. With up to 16 tokens rows are pairs of
-e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's result doesn't depend on
-the other tokens.
+for each row and range of outputs of a gate-and-up program, or with many rows per expert one per
+row, made by a launch of its own: products without scales inside are twice as fast. With up to 16
+tokens rows are pairs of e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's
+result depends on the number of other tokens at most, not on them.
 
 T: tokens, k: experts per token, E: experts, d: hidden size, F: inner size of an expert. Knows
 matrices and rows; no layer."""
@@ -67,11 +68,14 @@ class Cut:
 @dataclass(slots=True, frozen=True)
 class Plan:
     """The division of both products of a layer into programs, for some number of tokens. sorted:
-    True: rows are sorted by expert and a tile has several of them; False: a tile has one row."""
+    True: rows are sorted by expert and a tile has several of them; False: a tile has one row.
+    scaled_by_row: for e4m3, True: the input of down has one scale per row; False: one for each row
+    and range of outputs of a program of `gate_up`."""
 
     gate_up: Cut
     down: Cut
     sorted: bool
+    scaled_by_row: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -144,6 +148,13 @@ def plan_of(tokens: int, of: Experts) -> Plan:
             Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True
         )
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
+    if rows == 128 and not by_group:
+        return Plan(
+            Cut(rows, 64, 128, 3, 4, form),
+            Cut(rows, 128, 128, 3, 8, form),
+            True,
+            scaled_by_row=True,
+        )
     down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)
     return Plan(Cut(rows, 128, 128, 3, warps, form), down, True)
 
@@ -217,10 +228,10 @@ def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
     """
     inner, slots = of.shape[2], routes.chosen.numel()
     form, device = plan.down.form, routes.chosen.device
-    if form == "wide":
+    if form == "wide" or plan.scaled_by_row:
         out = torch.empty((slots, inner), dtype=of.dtype, device=device)
         _launch(rows, of.gate_up, out, None, of, routes, plan.gate_up, 0, plan.sorted)
-        return out
+        return _in_form(out, form)
     numbers = torch.empty((slots, inner), dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty(
         (slots, cdiv(inner, plan.gate_up.outputs)), dtype=torch.float32, device=device

@@ -8,8 +8,10 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_moe as cases
 
+from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton.experts import moe_one
+from penstock.kernels.triton.experts import moe_four, moe_one
+from penstock.kernels.triton.linear.linear_four import Band
 
 pytestmark = pytest.mark.torch
 
@@ -129,6 +131,21 @@ def test_one_token_in_other_cuts(kind):
     routes = cases.moe_route.route(scores, of.routing, torch.zeros(3, dtype=torch.int32), 0)
     got = moe_one.one_token(x, routes, of, (moe_one.OneCut(4, 128, 1), moe_one.OneCut(8, 32, 2)))
     torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind, gate", [("four", "silu"), ("nvfp4", "none")])
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_one_token_of_four_bit_floats_in_other_bands(kind, gate, chunks):
+    """9 chunks of the row, 3 of what is between the products, in several iterations, of which the
+    last is not full; outputs that don't fill the last program."""
+    of, gate_up, down = cases.made_experts(CPU, F32, kind, 3, 288, 96, 2, gate=gate)
+    of = cases.moe.prepare_experts(of).of
+    x, scores = cases.drawn(1, 288, seed=3), cases.drawn(1, 3, seed=4)
+    wanted, size = cases.naive(x, scores, of, gate_up, down)
+    routes = cases.moe_route.route(scores, of.routing, torch.zeros(3, dtype=torch.int32), 0)
+    bands = Band(64, chunks, 1, 1), Band(128, chunks, 1, 1)
+    got = moe_four.one_token_of_four(to_fixed(x), routes, of, bands)
+    assert ((got.double() - wanted).abs() <= size * 2.0**-13 + 1e-5).all()
 
 
 def test_one_token_of_others_is_nothing_special():

@@ -7,7 +7,8 @@ few tokens.
   down          for each pair: the result times its expert's down matrix
   sum           for each token: the weighted sum of its k rows
 
-A single token takes other kernels if its weights are unquantized or float8 (`moe_one.py`).
+A single token takes other kernels if its weights are unquantized or float8 (`moe_one.py`), or
+four-bit floats (`moe_four.py`).
 
 A program has a tile of rows of one expert and some of the outputs, and reads the expert's weights
 once for these rows. Products are computed transposed, as there are fewer rows than outputs. Float8
@@ -28,8 +29,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.elementwise.activation import GATES
+from penstock.kernels.triton.experts.moe_four import one_token_of_four, takes_four
 from penstock.kernels.triton.experts.moe_kernels import _grouped, _summed
 from penstock.kernels.triton.experts.moe_one import one_token, takes_one
 from penstock.kernels.triton.experts.moe_route import Routes, route
@@ -187,14 +190,19 @@ def experts(
     out = torch.empty_like(x)
     if not tokens:
         return out
+
+    def routed(rows: int) -> Routes:
+        return route(scores, of.routing, prepared.counts, rows, of.correction, of.answer_scale)
+
     if tokens == 1 and plan is None and takes_one(of):
-        return one_token(
-            x, route(scores, of.routing, prepared.counts, 0, of.correction, of.answer_scale), of
-        )
+        return one_token(x, routed(0), of)
+    if tokens == 1 and plan is None and takes_four(of):
+        row = quantize_rows(x, "fixed")
+        assert isinstance(row, FixedRow)
+        return one_token_of_four(row, routed(0), of)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
-    in_tiles = plan.gate_up.rows if plan.sorted else 0
-    routes = route(scores, of.routing, prepared.counts, in_tiles, of.correction, of.answer_scale)
+    routes = routed(plan.gate_up.rows if plan.sorted else 0)
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)

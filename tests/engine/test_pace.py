@@ -51,6 +51,11 @@ def test_seconds_of_rows_are_known_near_what_was_measured_lately() -> None:
         now += 7.0
         pace.read(1, 0, now, 2)
     assert [pace.alone(rows) for rows in (1, 2, 3, 5)] == pytest.approx([1.0, 3.0, 3.0, 3.0])
+    for _ in range(260):  # what more rows took is too old to tell
+        pace.launched(now)
+        now += 1.0
+        pace.read(1, 0, now, 1)
+    assert pace.alone(2) == pytest.approx(7.0)
     for _ in range(2001):  # steps that all draft: what one row takes alone is unknown again
         pace.launched(now)
         now += 1.0
@@ -81,7 +86,10 @@ def test_what_drafts_take_beside_queries_is_measured() -> None:
     assert [pace.alone(rows) for rows in (1, 2, 7)] == pytest.approx([1, 2, 7])
     found = pace.with_drafts(2, asked)
     assert found.tolist() == pytest.approx([2.35, 2.7, 2.8, 2.9, 3.5])
-    assert [pace.least_drafting(rows) for rows in (2, 4, 6)] == pytest.approx([2.7, 2.9, 0.0])
+    found = [pace.least_drafting(rows) for rows in (1, 2, 4, 6)]  # at most three drafts a row
+    assert found == pytest.approx([2.7, 2.7, 2.9, 0.0])
+    steps(3, 9.0, drafting=True)  # disturbed: four queries took less
+    assert [pace.least_drafting(2), *pace.with_drafts(2, asked[:2])] == pytest.approx([2.7] * 3)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -21,6 +21,7 @@ _ENOUGH = 3  # steps of a size after which its seconds count as known
 # Steps after which they no longer do: text has become longer or shorter meanwhile. To measure steps
 # with drafts anew takes such steps, which may not pay.
 _OLD, _OLD_DRAFTING = 2000, 8000
+_FRESH = 250  # steps after which a size no longer bounds smaller ones
 _NEWEST, _STEEPEST = 0.1, 0.3  # weight of the newest step, in logarithms, and its largest change
 _FADE = 0.98  # weight of the old value in a running mean, at each step
 # factor by which the stored least seconds grow per step, so that an outdated value is replaced
@@ -52,13 +53,18 @@ class _Sizes:
             self._mean[at] = mean * math.exp(_NEWEST * change)
 
     def known(self, count: int) -> dict[int, float]:
-        """Returns size -> mean seconds, of sizes that were measured often enough and lately. count:
-        number of steps measured so far."""
-        return {
-            SIZES[at]: self._mean[at]
-            for at, seen in enumerate(self._seen)
-            if seen >= _ENOUGH and count - self._last[at] <= self._old
-        }
+        """Returns size -> mean seconds, in ascending order, of sizes that were measured often
+        enough and lately. count: number of steps measured so far. No step takes longer than one
+        with more queries: what was measured so was disturbed."""
+        found, least = dict[int, float](), math.inf
+        for at in reversed(range(len(SIZES))):
+            age = count - self._last[at]
+            if self._seen[at] < _ENOUGH or age > self._old:
+                continue
+            found[SIZES[at]] = min(self._mean[at], least)
+            if age <= _FRESH:
+                least = found[SIZES[at]]
+        return dict(reversed(found.items()))
 
 
 class StepPace:
@@ -125,19 +131,17 @@ class StepPace:
     def alone(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows without prompts or drafts, between known
         numbers by interpolation; 0: unknown. Beyond them they are known up to twice or half of one,
-        so that rows which draft in each step must do without from time to time. No step takes
-        longer than one of more rows: what was measured so was disturbed."""
+        so that rows which draft in each step must do without from time to time."""
         known = self._plain.known(self._count)
         if not known or not min(known) <= 2 * rows or not rows <= 2 * max(known):
             return 0.0
-        seconds = np.minimum.accumulate([*known.values()][::-1])[::-1]
-        return float(np.interp(rows, [*known], seconds))
+        return float(np.interp(rows, [*known], [*known.values()]))
 
     def least_drafting(self, rows: int) -> float:
-        """Returns the seconds of a step of so many rows with the fewest drafts that were measured;
-        0: none was."""
+        """Returns the seconds of a step of so many rows with the fewest drafts that were measured,
+        at most three a row; 0: no such step was measured."""
         known = self._drafting.known(self._count)
-        return next((took for queries, took in known.items() if queries > rows), 0.0)
+        return next((took for n, took in known.items() if rows < n <= 4 * rows), 0.0)
 
     def with_drafts(self, rows: int, queries: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the seconds of a step of so many rows for each number of queries [n] above it,

@@ -26,10 +26,10 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
-# Tokens of steps with chunks alone: products of different sizes use different tiles, norms
-# different rows per program (264: the last size of narrow layers before a change), and experts
-# other heights of tiles; also needed if fewer rows may run.
-_CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 512, 1024, 2048, 4096)
+# Tokens of steps with chunks alone, which are padded: products of different sizes use different
+# tiles, experts other heights of tiles, norms different rows per program; also needed if fewer rows
+# may run.
+_CHUNK_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # number of chunks in a step: more than the chunks that delta_chunks.py handles with its kernel for
 # few
 _SEVERAL = 8

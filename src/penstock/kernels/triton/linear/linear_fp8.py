@@ -25,13 +25,12 @@ from penstock.kernels.triton.linear.fp8 import pointers
 from penstock.kernels.triton.linear.linear_one import linear_one
 from penstock.kernels.triton.linear.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.linear.split import joined
-from penstock.kernels.triton.pdl import fetch, has_pdl, wait
+from penstock.kernels.triton.pdl import FEW, fetch, has_pdl, wait
 
 MOST_PAIRED = 16  # the most rows of x that are in pairs of e4m3
 # bytes of an output's weights that are prefetched before the wait for the previous kernel
 AHEAD: tl.constexpr = tl.constexpr(512)
 MOST_STREAMED = 256  # the most rows for the kernel of this file; torch is faster with more
-MULTIPROCESSORS = 132  # of an H200
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -123,12 +122,13 @@ class Tiles:
 
 def tiles_of(m: int, n: int, k: int) -> Tiles:
     """Returns the division into programs that was fastest on an H200 for the products of an 8B
-    model at 32, 128 and 256 rows, and of GLM-4.5-Air at 128. m, n, k: numbers of rows, outputs and inputs."""
+    model at 32, 128 and 256 rows, and of GLM-4.5-Air at 128. m, n, k: numbers of rows, outputs and
+    inputs."""
     few = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
     if n >= 16384:
         return Tiles(256, 128, 128, 1, 4, 8) if m > 128 else Tiles(few, 128, 128, 1, 3, 4)
-    # programs of 64 outputs would be more than run at once (GLM-4.5-Air's qkv: 20.9 us, not 24.6)
-    if 64 < m <= 128 and n > 64 * MULTIPROCESSORS:
+    # programs of 64 outputs would be more than run at once (GLM-4.5-Air's qkv: 20.9 us for 24.6)
+    if 64 < m <= 128 and n > 64 * FEW:
         return Tiles(128, 128, 128, 1, 6, 8)
     if m > 128 and n > 4096:
         return Tiles(128, 128, 128, 1, 6, 4)

@@ -132,12 +132,12 @@ def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
     inputs_of = (64, 128) if four else (64, 128, 256)
     cuts = list(itertools.product(sorted(heights), (32, 64, 128), inputs_of, (3, 4, 6), (4, 8)))
     for rows, outputs, inputs, stages, warps in cuts:
-        scaled = down.form != "wide" and outputs % down.inputs
+        scaled = down.form != "wide" and not own.scaled_by_row and outputs % down.inputs
         if shared(rows, 2 * outputs // less, inputs, stages, gate.form) and not scaled:
             cut = moe.Cut(rows, outputs, inputs, stages, warps, gate.form)
             found.append(replace(own, gate_up=cut, down=replace(down, rows=rows)))
     for rows, outputs, inputs, stages, warps in cuts:
-        scaled = down.form != "wide" and gate.outputs % inputs
+        scaled = down.form != "wide" and not own.scaled_by_row and gate.outputs % inputs
         if (
             rows == gate.rows
             and shared(rows, outputs // less, inputs, stages, down.form)

@@ -101,11 +101,11 @@ def test_experts_with_many_rows_scale_the_input_of_down_by_row():
     cases.check_experts(CPU, F32, "channel", 100, 2, 136, 72, 2)
 
 
-# The first three have a kernel for one token; the others' kernels take any number alike.
+# The first three and four-bit floats have kernels for one token; integers' kernels take any number.
 @pytest.mark.parametrize(
     "kind, tokens",
     [
-        *((kind, 1) for kind in ("plain", "channel", "blocks")),
+        *((kind, 1) for kind in ("plain", "channel", "blocks", "four", "nvfp4")),
         *((kind, 9) for kind in ("plain", "blocks", "int4 zeros", "four", "nvfp4")),
     ],
 )
@@ -114,7 +114,7 @@ def test_experts_without_a_gate(kind, tokens):
 
 
 @pytest.mark.parametrize(
-    "kind, tokens", [("plain", 1), ("plain", 9), ("channel", 1), ("int4 zeros", 9)]
+    "kind, tokens", [("plain", 1), ("plain", 9), ("channel", 1), ("nvfp4", 1), ("int4 zeros", 9)]
 )
 def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
     cases.check_experts(
@@ -148,10 +148,11 @@ def test_one_token_of_four_bit_floats_in_other_bands(kind, gate, chunks):
     assert ((got.double() - wanted).abs() <= size * 2.0**-13 + 1e-5).all()
 
 
-def test_one_token_of_others_is_nothing_special():
-    for kind in ("four", "nvfp4", "int4", "int8"):
-        of, _, _ = cases.made_experts(CPU, F32, kind, 3, 64, 32, 1)
-        assert not moe_one.takes_one(of)
+def test_which_experts_have_kernels_for_one_token():
+    for kind in cases.KINDS:
+        of, _, _ = cases.made_experts(CPU, F32, kind, 3, 256, 256, 1)
+        assert moe_one.takes_one(of) == (kind in ("plain", "channel", "blocks")), kind
+        assert moe_four.takes_four(of) == (kind in ("four", "nvfp4")), kind
 
 
 def test_all_to_the_same_experts():

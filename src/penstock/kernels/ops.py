@@ -257,8 +257,8 @@ class Ops:
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
-    # function of no arguments -> function that returns its result. What the first launches may run
-    # beside all that is launched before the second is called
+    # function `work` -> function that returns what `work` returned. The launches of `work`, without
+    # sums over ranks, may run beside those made between both calls
     concurrent: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
     # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
     # k experts (the lower number among equal scores), weighted and summed in float32

@@ -36,12 +36,13 @@ class RoutedBeside:
     moe: Moe
     behind: Norm
 
-    def __call__(self, ops: Ops, made: Callable[[], Tensor], stream: Tensor) -> Tensor:
-        """Returns the sum of the normed MLP and expert outputs [T, d]. made: function that returns
-        the MLP's output [T, d]. stream: the MLP's input before its norm [T, d]."""
+    def __call__(self, ops: Ops, made: Tensor | Callable[[], Tensor], stream: Tensor) -> Tensor:
+        """Returns the sum of the normed MLP and expert outputs [T, d]. made: the MLP's output [T,
+        d], or a function that returns it. stream: the MLP's input before its norm [T, d]."""
         scores = self.moe.router(ops, self.before_router.alone(ops, stream))
         routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
-        return self.behind_mlp.alone(ops, made()).add_(self.behind.alone(ops, routed))
+        routed = self.behind.alone(ops, routed)
+        return self.behind_mlp.alone(ops, made() if callable(made) else made).add_(routed)
 
     def weights(self) -> Iterator[Weight]:
         for part in (self.behind_mlp, self.before_router, self.before, self.moe, self.behind):
@@ -95,6 +96,8 @@ class Gemma4Layer:
         rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), reader)
         if self.routed is None:
             made = self.mlp(ops, rows)
+        elif self.mlp.down.is_summed:  # sums over ranks run one after another
+            made = self.routed(ops, self.mlp(ops, rows), stream)
         else:
             made = self.routed(ops, ops.concurrent(lambda: self.mlp(ops, rows)), stream)
         stream = stream + self.behind.alone(ops, made)

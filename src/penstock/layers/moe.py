@@ -67,7 +67,7 @@ class SharedExpert:
 
     def start(self, ops: Ops, x: Tensor) -> Callable[[Tensor], Tensor]:
         """Launches the MLP for x [T, d] beside what is launched next. Returns a function that adds
-        its output to the experts' [T, d], and returns that."""
+        the MLP's output to the experts' [T, d] and returns the sum."""
         made, gate = ops.concurrent(lambda: self.mlp(ops, x)), self.gate
         opened = None if gate is None else gate.value
         return lambda out: ops.add_opened(out, made(), x, opened, self.scale)

@@ -1,4 +1,4 @@
-"""Work beside other work, on one stream: it runs at once."""
+"""Work beside other work: on one stream, `work` runs at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mixture of experts: each token goes through its k experts. There are five launches, or four with
-few tokens.
+"""Mixture of experts: each token goes through its k experts. There are five launches, four with few
+tokens, or six with many in eight bits.
 
   route         the router: k experts and weights of each token (`moe_route.py`)
   place         sorts pairs (token, choice) by expert; left out with few tokens (`moe_route.py`)
@@ -16,7 +16,7 @@ weights take rows in e4m3. These have one scale per row; the input of the down p
 for each row and range of outputs of a gate-and-up program, or with many rows per expert one per
 row, made by a launch of its own: products without scales inside are twice as fast. With up to 16
 tokens rows are pairs of e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's
-result depends on the number of other tokens at most, not on them.
+result depends on how many tokens the step has, not on what they are.
 
 T: tokens, k: experts per token, E: experts, d: hidden size, F: inner size of an expert. Knows
 matrices and rows; no layer."""
@@ -72,8 +72,8 @@ class Cut:
 class Plan:
     """The division of both products of a layer into programs, for some number of tokens. sorted:
     True: rows are sorted by expert and a tile has several of them; False: a tile has one row.
-    scaled_by_row: for e4m3, True: the input of down has one scale per row; False: one for each row
-    and range of outputs of a program of `gate_up`."""
+    scaled_by_row: for e4m3, True: the input of down has one scale per row; False: one scale for
+    each row and range of outputs of a program of `gate_up`."""
 
     gate_up: Cut
     down: Cut

@@ -37,6 +37,8 @@ from penstock.kernels.triton.linear.linear_four import (
 from penstock.kernels.triton.linear.widen import WIDE
 from penstock.kernels.triton.pdl import has_pdl, wait
 
+MOST_UNROLLED = 24  # most iterations of the product with down
+
 
 @triton.jit
 def _weights(weight, scale, expert, n, N, chunk, there, K: tl.constexpr, PAIRS: tl.constexpr):
@@ -238,9 +240,10 @@ def _down_of_four(
 
 def takes_four(of: Experts) -> bool:
     """Returns True if these kernels support the experts: four-bit floats, whose rows can be in
-    fixed point."""
+    fixed point, and so few that the loop over them can be unrolled whole."""
     _, d, inner = of.shape
-    return of.gate_up.in_fp4 and of.down.in_fp4 and d % 32 == 0 and inner % 32 == 0
+    fits = of.gate_up.in_fp4 and of.down.in_fp4 and d % 32 == 0 and inner % 32 == 0
+    return fits and of.top_k * cdiv(inner // 32, bands_of(of)[1].chunks) <= MOST_UNROLLED
 
 
 def bands_of(of: Experts) -> tuple[Band, Band]:

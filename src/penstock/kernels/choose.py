@@ -139,6 +139,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "quantize_rows": _triton("linear.fp8", "one launch"),
     "rms_norm": _triton("elementwise.norm", "one launch"),
     "add_rms_norm": _triton("elementwise.norm", "sum and norm in one launch"),
+    "add_rms_norms": _triton("elementwise.norm", "sum and norms in one launch"),
+    "add_normed": _triton("elementwise.norm", "norms, sum and scale in one launch"),
     "rotary_and_store": _triton(
         "attention.rotary_and_store", "norms, rotation and store in one launch"
     ),

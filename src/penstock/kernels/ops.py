@@ -246,6 +246,17 @@ class Ops:
     add_rms_norm: Callable[
         [Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]
     ]
+    # x, residual (may be overwritten), weight of a norm of x before the sum, weights of norms of the
+    # sum, eps -> (the sum's norms, wide; the sum: the next residual)
+    add_rms_norms: Callable[
+        [Tensor, Tensor, Tensor, tuple[Tensor, ...], float], tuple[list[Tensor], Tensor]
+    ]
+    # stream [T, d] (may be overwritten), one or two parts (x [T, d], weight of its norm), weight of
+    # a norm of the sum of two normed parts, eps, scale [1] or None -> (stream + the normed part or
+    # that sum's norm) * scale
+    add_normed: Callable[
+        [Tensor, tuple[tuple[Tensor, Tensor], ...], Tensor | None, float, Tensor | None], Tensor
+    ]
     # inputs, kind, cos_sin, dtype of queries -> what all layers of an AttentionKind share in a step
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore

@@ -19,7 +19,7 @@ def concurrent(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """Runs `work` on a stream beside the current one if a graph is being captured. Returns a
     function that makes the current stream wait for `work` and returns what `work` returned; call
     that function before the graph ends."""
-    if not torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
         made = work()
         return lambda: made
     here = torch.cuda.current_stream()

@@ -38,7 +38,7 @@ class _Sizes:
         self._mean = [0.0] * len(SIZES)
 
     def measure(self, queries: int, took: float, count: int) -> None:
-        """Takes in a step. count: its number among all measured steps."""
+        """Takes in a step. count: its number among steps without prompts."""
         at = bisect_left(SIZES, queries)
         if at == len(SIZES) or took <= 0:
             return
@@ -54,8 +54,8 @@ class _Sizes:
 
     def known(self, count: int) -> dict[int, float]:
         """Returns size -> mean seconds, in ascending order, of sizes that were measured often
-        enough and lately. count: number of steps measured so far. No step takes longer than one
-        with more queries: what was measured so was disturbed."""
+        enough and lately. count: number of steps without prompts so far. No step takes longer than
+        one with more queries: what was measured so was disturbed."""
         found, least = dict[int, float](), math.inf
         for at in reversed(range(len(SIZES))):
             age = count - self._last[at]
@@ -79,7 +79,7 @@ class StepPace:
         self._drawing = 0.0  # mean seconds of a step without prompts
         self._best = 0.0  # least seconds per row of a step so far
         self._plain, self._drafting = _Sizes(_OLD), _Sizes(_OLD_DRAFTING)
-        self._count = 0  # steps measured by their queries
+        self._count = 0  # steps without prompts
         self._extra = self._prompt_tokens = (
             0.0  # decaying sums: seconds added by prompts, and their tokens
         )
@@ -124,8 +124,8 @@ class StepPace:
                 took if not self._drawing else self._drawing * _FADE + took * (1 - _FADE)
             )
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
+            self._count += 1
             if queries:
-                self._count += 1
                 (self._drafting if drafting else self._plain).measure(queries, own, self._count)
 
     def alone(self, rows: int) -> float:

@@ -235,7 +235,8 @@ def test_two_ranks_draft_the_same(
     right = []
     for ranks in (1, 2):
         with open_llm(model.folder, **model.config(), tensor_parallel_size=ranks) as llm:
-            assert told(llm.generate(PROMPTS, params_of(ASKS, TOKENS), use_tqdm=False)) == plain
+            outs = llm.generate(PROMPTS, params_of(ASKS, FEW), use_tqdm=False)
+            assert told(outs) == begun(plain, FEW)
             right.append(llm._engine.scheduler.drafting.right.sum())
     # the drafts of one rank, but for scores that are nearly equal
     assert right[1] > 0.9 * right[0] > 0
@@ -248,14 +249,14 @@ def test_rows_that_end_where_the_context_does(
     model: Drafted, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     count_as_equal(monkeypatch)
-    left = [64 - len(prompt) for prompt in PROMPTS[:3]]
+    left = [40 - len(prompt) for prompt in PROMPTS[:3]]
     asks = [
         SamplingParams(temperature=0.5 * k, seed=k, ignore_eos=True, max_tokens=left[k])
         for k in range(3)
     ]
     found = []
     for more in ({}, model.config(most)):
-        with open_llm(model.folder, max_model_len=64, **more) as llm:
+        with open_llm(model.folder, max_model_len=40, **more) as llm:
             found.append(told(llm.generate(PROMPTS[:3], asks, use_tqdm=False)))
     assert found[0] == found[1]
     assert [len(ids) for ((ids, _),) in found[0]] == left

@@ -53,6 +53,7 @@ HALF = MODEL | {
     "num_key_value_heads": 4,
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "enable_moe_block": False,  # experts are beside the others' layers
 }
 TWICE = MODEL | {
     "attention_k_eq_v": False,

@@ -208,9 +208,19 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_client_measures_keeps_and_shows_without_torch(client: Path, tmp_path: Path) -> None:
-    tools = environment(tmp_path / "env", client)
-    assert not {"torch", "transformers", "huggingface_hub"} & lend(tmp_path / "env", client)
+@pytest.fixture(scope="module")
+def client_tools(client: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment of the client alone."""
+    folder = tmp_path_factory.mktemp("client") / "env"
+    tools = environment(folder, client)
+    assert not {"torch", "transformers", "huggingface_hub"} & lend(folder, client)
+    return tools
+
+
+def test_the_client_measures_keeps_and_shows_without_torch(
+    client: Path, client_tools: Path, tmp_path: Path
+) -> None:
+    tools = client_tools
     modules = [
         name.removesuffix(".py").replace("/", ".")
         for name in contents(client)
@@ -255,9 +265,10 @@ def test_the_client_measures_keeps_and_shows_without_torch(client: Path, tmp_pat
     assert (tmp_path / "p" / "index.html").is_file()
 
 
-def test_what_the_client_lacks_is_one_line_with_the_way_out(client: Path, tmp_path: Path) -> None:
-    tools = environment(tmp_path / "env", client)
-    lend(tmp_path / "env", client)
+def test_what_the_client_lacks_is_one_line_with_the_way_out(
+    client_tools: Path, tmp_path: Path
+) -> None:
+    tools = client_tools
     model = ["bench", "run", "--engine", "llamacpp", "--model", "demo", "--shape", "8x4"]
     texts = [
         "bench",

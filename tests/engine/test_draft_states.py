@@ -57,7 +57,7 @@ def asked() -> list[Request]:
         Request(
             request_id=number,
             prompt=np.array(prompt, np.int32).tobytes(),
-            sampling=SamplingParams(max_tokens=36, seed=number, ignore_eos=True, **ask),
+            sampling=SamplingParams(max_tokens=26, seed=number, ignore_eos=True, **ask),
         )
         for number, (prompt, ask) in enumerate(ASKS)
     ]

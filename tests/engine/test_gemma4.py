@@ -56,6 +56,7 @@ HALF = MODEL | {
 }
 TWICE = MODEL | {
     "attention_k_eq_v": False,
+    "enable_moe_block": False,
     "num_key_value_heads": 1,
     "layer_types": [
         f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")
@@ -67,7 +68,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "as much": MODEL,
     "half": HALF,
     "twice": TWICE,
-    "half, eight bits": HALF | {"kv_dtype": "fp8"},
+    "half, eight bits": HALF | {"kv_dtype": "fp8", "enable_moe_block": False},
 }
 
 

@@ -204,12 +204,14 @@ def test_states_that_add_up_are_of_the_dtype_that_is_asked_for() -> None:
 def test_narrow_states_say_nearly_the_same(
     dtype: str, alone: Samples, model: dict[str, Any]
 ) -> None:
-    """Most of the first tokens, before what was rounded leads elsewhere; and not all of them."""
+    """Most of the first tokens, before what was rounded leads elsewhere."""
     runner = tiny_runner(**model, mamba_ssm_dtype=dtype)
     engine, threads = over(runner)
     found = drive(engine, requests(), threads)
-    same = sum(found[key][:8] == alone[key][:8] for key in alone)
-    assert len(alone) // 2 < same and found != alone
+    assert len(alone) // 2 < sum(found[key][:8] == alone[key][:8] for key in alone)
+    assert runner._state is not None
+    matrix = runner._state.kv.layers[0][0]["matrix"]
+    assert matrix.dtype == getattr(torch, dtype) and matrix.any(), "they are what is computed with"
     runner.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_models import with_drafter
+from draft_requests import with_drafter
 from odd_requests import odd_requests
 
 from penstock import LLM

@@ -21,7 +21,7 @@ from penstock.models.read_config import model_config_of
 
 pytestmark = pytest.mark.torch
 
-STEPS = 28  # greedy tokens that are drawn one by one: over the ends of two blocks
+STEPS = 18  # greedy tokens that are drawn one by one: over the end of a block
 Said = tuple[list[int], list[int], Tensor]  # prompt, greedy tokens, logits of both
 
 

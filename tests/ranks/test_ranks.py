@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,12 +154,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [8 + (seed * 31 + i * 37) % 280 for i in range(length)]
 
 
-def drive(runner: Runner) -> list[list[list[int]]]:
-    """Rows of every kind, prefilled in chunks and read late; then a fork group of six that share
-    two blocks."""
+def drive(runner: Runner, kinds: Sequence[int] = range(len(ASKS))) -> list[list[list[int]]]:
+    """Rows of every kind, or of some, prefilled in chunks and read late; then a fork group of six
+    that share two blocks."""
     host = Host(runner, VOCABULARY)
     rows = [
-        host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)
+        host.row(at, prompt(5 + 9 * i, i), 60, ASKS[i], pieces=1 + i % 3)
+        for at, i in enumerate(kinds)
     ]
     told = [host.run(rows, 5, ahead=2).tolist()]
     shared = host.row(0, prompt(41), 60, Ask(temperature=1.0, seed=9))
@@ -222,7 +223,8 @@ def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> 
     """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches. Of
     experts in one tensor six groups of 32: two ranks have one more."""
     one, several = tiny_runner(**SHAPE | shape), together(tmp_path, 4, **shape)
-    assert drive(one) == drive(several)
+    some = (2, 4, 7)  # how rows are drawn hangs on no family; prompts are longer than windows
+    assert drive(one, some) == drive(several, some)
     for runner in (one, *several.runners):
         runner.close()
 

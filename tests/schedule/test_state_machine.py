@@ -175,9 +175,9 @@ def tight_replay(
     request is cut."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
-        num_blocks=rng.randrange(13, 22),
+        num_blocks=rng.randrange(10, 17),
         max_rows=8,
-        max_model_len=128,
+        max_model_len=96,
         max_batched_tokens=40,
         mask_slots=8,
         vocab_size=VOCAB,
@@ -189,7 +189,7 @@ def tight_replay(
     drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
     drive.scheduler.batch_order.few = few
     for number in range(6):
-        prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
+        prompt = [number] * rng.choice([1, 15, 16, 17, 33, 66])
         scored = rng.choice([None, 1])
         params = SamplingParams(
             n=rng.choice([1, 3, 10]),
@@ -239,8 +239,8 @@ def happened(drive: Drive) -> Counter[str]:
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_and_what_happens_in_them(lag: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in (1, 2, 3):
-        seen += happened(random_replay(seed, lag)) + happened(tight_replay(seed, lag))
+    for seed, other in ((1, 1), (2, 6), (3, 3)):
+        seen += happened(random_replay(seed, lag)) + happened(tight_replay(other, lag))
     for what in (
         "preempted",
         "forced",
@@ -300,7 +300,7 @@ def test_replays_of_a_model_with_windows(lag: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "random_seeds", "tight_seeds"), [(False, (0, 3), (3, 9)), (True, (6,), (2,))]
+    ("windows", "random_seeds", "tight_seeds"), [(False, (0, 3), (3, 9)), (True, (6,), (10,))]
 )
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_replays_of_a_model_with_recurrent_state(

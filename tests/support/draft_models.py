@@ -224,17 +224,3 @@ def make_drafted(folder: Path, name: str, sizes: dict[str, Any] | None = None) -
     make = {"eagle3": make_eagle_model, "dflash": make_dflash_model}[method]
     twin: Any = make(folder, kind, sizes)
     return Drafted(folder, twin, {"method": method, "model": str(folder / "drafter")})
-
-
-def with_drafter(folder: Path, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Options whose "drafter" is a drafter's config.json: writes it, without weights, and returns
-    the options that draft by it."""
-    if "drafter" not in knobs:
-        return knobs
-    knobs, config = dict(knobs), knobs["drafter"]
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    asked = {"method": config["speculators_model_type"], "model": str(folder)}
-    asked["num_speculative_tokens"] = knobs.pop("num_speculative_tokens")
-    del knobs["drafter"]
-    return knobs | {"speculative_config": asked}

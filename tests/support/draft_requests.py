@@ -1,7 +1,9 @@
-"""Requests for tests of drafts, and the engine that runs them. It knows LLM alone."""
+"""Requests for tests of drafts, their options, and the engine that runs them. It knows LLM alone,
+so that a process which imports it starts without transformers."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,17 @@ def open_llm(folder: Path, **knobs: Any) -> LLM:
         "dtype": "float32",
     }
     return LLM(str(folder), prefix_groups="always", **shared | knobs)
+
+
+def with_drafter(folder: Path, knobs: dict[str, Any]) -> dict[str, Any]:
+    """Options whose "drafter" is a drafter's config.json: writes it, without weights, and returns
+    the options that draft by it."""
+    if "drafter" not in knobs:
+        return knobs
+    knobs, config = dict(knobs), knobs["drafter"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = {"method": config["speculators_model_type"], "model": str(folder)}
+    asked["num_speculative_tokens"] = knobs.pop("num_speculative_tokens")
+    del knobs["drafter"]
+    return knobs | {"speculative_config": asked}

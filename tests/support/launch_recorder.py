@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_models import with_drafter
+from draft_requests import with_drafter
 from equal_steps import count_as_equal
 from odd_requests import odd_requests
 from triton.backends.compiler import GPUTarget

@@ -4,12 +4,13 @@ penstock.kernels.triton.
 The interpreter of Triton 3.6 looks through all of its language at each call of a function, to patch
 what is patched since the launch, lists all dtypes to find one, makes each tensor's shape and type
 anew, and computes integers again in 64 bits to look for overflows, which only a debugged kernel
-reports: without that it takes a quarter of the time. It reduces by a function of a kernel number by
-number; this calls the function with halves of the axis, as a GPU does. It turns a loop's bound into
-an int by a way that numpy 2.4 refuses (an array of one element is no scalar any more); this asks
-for the item. It rounds float32 to e4m3 without carrying into the exponent (125 becomes 64); torch
-does it here. A process interprets kernels or compiles them: where there is a GPU, what imports this
-is skipped, for the GPU's own tests.
+reports: without that it takes a quarter of the time. It compares shapes by making one of them anew,
+and looks through its language's names and a function's globals at each call. It reduces by a
+function of a kernel number by number; this calls the function with halves of the axis, as a GPU
+does. It turns a loop's bound into an int by a way that numpy 2.4 refuses (an array of one element
+is no scalar any more); this asks for the item. It rounds float32 to e4m3 without carrying into the
+exponent (125 becomes 64); torch does it here. A process interprets kernels or compiles them: where
+there is a GPU, what imports this is skipped, for the GPU's own tests.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ interpreter._convert_float = _convert_float
 
 _language, _patch_all = interpreter.tl, interpreter._patch_lang
 _patched: set[int] = set()  # modules of the language that the launch under way has patched
+_used: dict[Any, set[int]] = {}  # by each function: modules of the language that its file names
 
 
 def _patch_lang(fn: Any) -> Any:
     """A launch's restores what it patched; that of a function that it calls patches what is still
     to be, for good."""
-    uses = {
-        id(each) for each in fn.__globals__.values() if each is _language or each is _language.core
-    }
+    if (uses := _used.get(fn)) is None:
+        named = fn.__globals__.values()
+        uses = {id(each) for each in named if each is _language or each is _language.core}
+        _used[fn] = uses
     if uses <= _patched:
         return interpreter._LangPatchScope()
     first, scope = not _patched, _patch_all(fn)
@@ -78,6 +81,25 @@ def _patch_lang(fn: Any) -> Any:
 
 
 interpreter._patch_lang = _patch_lang
+
+
+_looks = _language.core.builtin(lambda: None).__code__  # looks whether semantics are handed over
+
+
+def _patch_attr(of: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Hands the interpreter's semantics to a function of the language, without copying what else it
+    is given."""
+    semantic = interpreter.TritonSemantic(builder)
+    inner = member.__wrapped__ if member.__code__ is _looks else member
+
+    def handed(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return inner(*args, **kwargs)
+
+    scope.set_attr(of, name, handed)
+
+
+interpreter._patch_attr = _patch_attr
 
 
 _find_dtype = interpreter._get_np_dtype
@@ -128,6 +150,38 @@ def _make_block(block: Any, kind: Any, shape: Any) -> None:
 
 
 _language.core.block_type.__init__ = _make_block
+
+_equal_dtypes, _equal_tuples = _language.core.dtype.__eq__, _language.core.tuple.__eq__
+_broadcast_plainly = interpreter.TritonSemantic.broadcast_impl_value
+
+
+def _is_dtype(mine: Any, other: Any) -> bool:
+    return mine is other or _equal_dtypes(mine, other)
+
+
+def _is_tuple(mine: Any, other: Any) -> Any:
+    """Compares two shapes, which are of numbers alone, without making the second one anew."""
+    if type(other) is _language.core.tuple:
+        other = other.values
+    if type(other) is list and all(type(each) is int for each in other):
+        return _language.core.constexpr(mine.values == other)
+    return _equal_tuples(mine, other)
+
+
+def _broadcast(semantic: Any, left: Any, right: Any) -> tuple[Any, Any]:
+    """Makes the shapes of two tensors alike, of which most are so already."""
+    kinds = left.type, right.type
+    if kinds[0].is_block() and kinds[1].is_block():
+        if kinds[0].shape.values == kinds[1].shape.values:
+            return left, right
+    elif not kinds[0].is_block() and not kinds[1].is_block():
+        return left, right
+    return _broadcast_plainly(semantic, left, right)  # type: ignore[no-any-return]
+
+
+_language.core.dtype.__eq__ = _is_dtype
+_language.core.tuple.__eq__ = _is_tuple
+interpreter.TritonSemantic.broadcast_impl_value = _broadcast
 
 interpreter.interpreter_builder.options = replace(
     interpreter.interpreter_builder.options, sanitize_overflow=False

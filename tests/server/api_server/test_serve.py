@@ -148,21 +148,21 @@ def test_label_scores_are_the_softmax_of_transformers_logits(url: str) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
     query, labels = list(range(20, 58)), [11, 5, 40]
-    items = [[30 + at % 50, *range(60, 60 + at % 7)] for at in range(200)]
+    items = [[30 + at % 50, *range(60, 60 + at % 7)] for at in range(80)]
     with torch.inference_mode():
         logits = [model(torch.tensor([query + item])).logits[0, -1] for item in items[:20]]
     for softmax in (True, False):
         body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": softmax}
         answer = httpx.post(url + "/generative_scoring", json=body, timeout=600).json()
         assert answer["object"] == "list" and [each["index"] for each in answer["data"]] == list(
-            range(200)
+            range(80)
         )
         for each, row in zip(answer["data"], logits, strict=False):
             wanted = row[labels].softmax(-1) if softmax else row.softmax(-1)[labels]
             assert each["label_probs"] == pytest.approx(wanted.tolist(), rel=1e-3)
             assert each["score"] == each["label_probs"][0]
         assert answer["usage"]["prompt_tokens"] == sum(len(query) + len(item) for item in items)
-        assert answer["usage"]["completion_tokens"] == 200
+        assert answer["usage"]["completion_tokens"] == 80
     text = {"query": "Is 7 prime? ", "items": ["Answer:", " No,"], "label_token_ids": labels}
     assert len(httpx.post(url + "/generative_scoring", json=text).json()["data"]) == 2
 
@@ -339,7 +339,7 @@ def test_the_ends_of_every_range_are_answered(url: str) -> None:
         for value in (1e-30 if open_low else low, high):
             body = {
                 "prompt": PROMPT,
-                "max_tokens": 4,
+                "max_tokens": 2,
                 name: {"5": value} if name == "logit_bias" else value,
             }
             answer = httpx.post(url + COMPLETIONS, json=body, timeout=600)
@@ -374,7 +374,7 @@ def test_curl_in_its_ways(url: str, how: tuple[str, ...]) -> None:
     program = shutil.which("curl")
     if program is None:
         pytest.skip("curl is not installed")
-    asked = json.dumps({"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 24})
+    asked = json.dumps({"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8})
     command = [
         program,
         "-sS",

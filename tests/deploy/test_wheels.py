@@ -220,7 +220,6 @@ def client_tools(client: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_the_client_measures_keeps_and_shows_without_torch(
     client: Path, client_tools: Path, tmp_path: Path
 ) -> None:
-    tools = client_tools
     modules = [
         name.removesuffix(".py").replace("/", ".")
         for name in contents(client)
@@ -230,7 +229,7 @@ def test_the_client_measures_keeps_and_shows_without_torch(
         f"import {name.removesuffix('.__init__')}" for name in modules if "__main__" not in name
     )
     done = run(
-        tools / "python",
+        client_tools / "python",
         "-c",
         f"{imports}\nimport sys\nassert 'torch' not in sys.modules",
         folder=tmp_path,
@@ -253,14 +252,14 @@ def test_the_client_measures_keeps_and_shows_without_torch(
             "--out",
             "out",
         ]
-        done = run(tools / "penstock", *asked, *SHORT, folder=tmp_path)
+        done = run(client_tools / "penstock", *asked, *SHORT, folder=tmp_path)
     assert done.returncode == 0 and "saturation" in done.stdout, done.stdout + done.stderr
     for words in (
         ["validate", "out"],
         ["add", "out", "--records", "kept"],
         ["build", "--records", "kept", "--out", "p"],
     ):
-        done = run(tools / "penstock", "almanac", *words, folder=tmp_path)
+        done = run(client_tools / "penstock", "almanac", *words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "p" / "index.html").is_file()
 
@@ -268,7 +267,6 @@ def test_the_client_measures_keeps_and_shows_without_torch(
 def test_what_the_client_lacks_is_one_line_with_the_way_out(
     client_tools: Path, tmp_path: Path
 ) -> None:
-    tools = client_tools
     model = ["bench", "run", "--engine", "llamacpp", "--model", "demo", "--shape", "8x4"]
     texts = [
         "bench",
@@ -290,11 +288,11 @@ def test_what_the_client_lacks_is_one_line_with_the_way_out(
         (model, "the demo model is in penstock, and this is penstock-client"),
         (texts, "pip install 'penstock-client[text]'"),
     ):
-        done = run(tools / "penstock", *words, folder=tmp_path)
+        done = run(client_tools / "penstock", *words, folder=tmp_path)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, (
             done.stderr
         )
-    done = run(tools / "python", "-c", "from penstock import LLM", folder=tmp_path)
+    done = run(client_tools / "python", "-c", "from penstock import LLM", folder=tmp_path)
     assert done.stderr.splitlines()[-1].endswith("this is penstock-client: pip install penstock")
 
 

@@ -24,7 +24,7 @@ from penstock.schedule.step import JOIN_RECORD
 
 pytestmark = pytest.mark.torch
 
-LONG = 48
+LONG, SHORT = 48, 30  # tokens of a sample
 PROMPTS = prompts_of(7)
 ASKS: list[dict[str, Any]] = [  # of few tokens, so that what came comes again
     {"temperature": 0.0, "allowed_token_ids": [40, 41]},
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked() -> list[SamplingParams]:
-    return params_of(ASKS, 30)
+    return params_of(ASKS, SHORT)
 
 
 def told(outs: list[RequestOutput]) -> list[Any]:
@@ -162,7 +162,9 @@ def test_a_lone_row_that_repeats_itself_takes_few_steps(
 def test_samples_find_what_those_before_them_said(folder: Path) -> None:
     """Two rows, six equal samples of a prompt: the third goes on as the first did. Without the
     group's text a row knows its own alone, which says nothing twice."""
-    ask = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, n=6, presence_penalty=2.0)
+    ask = SamplingParams(
+        max_tokens=SHORT, ignore_eos=True, temperature=0.0, n=6, presence_penalty=2.0
+    )
     told, steps = [], []
     for source in (None, "row", "group"):
         asked = {} if source is None else {"speculative_config": SPECULATIVE, "draft_from": source}

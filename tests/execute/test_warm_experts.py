@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.execute.padding import padded, padded_beside
-from penstock.execute.warm import _CHUNK_TOKENS, _kinds_of_sizes
+from penstock.execute.warm import _CHUNK_TOKENS, _EXPERT_TOKENS, _kinds_of_sizes
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.routing import Routing
 from penstock.kernels.triton.experts.moe import plan_of
@@ -37,6 +37,7 @@ def test_every_plan_is_compiled_at_the_start(size, eight, rows, monkeypatch):
         return {plan, ("route", plan.sorted, route), ("sum", total)}
 
     steps = {padded(n) for n in range(1, rows + 1)} | set(range(16, MOST + 1, 16))
-    at_start = {padded_beside(0, min(n, MOST)).tokens for n in (*_CHUNK_TOKENS, MOST)}
+    chunks = (*_CHUNK_TOKENS, *_EXPERT_TOKENS, MOST)
+    at_start = {padded_beside(0, min(n, MOST)).tokens for n in chunks}
     compiled = set().union(*(kernels(n) for n in (*_kinds_of_sizes(rows), *at_start)))
     assert set().union(*(kernels(n) for n in steps)) == compiled

@@ -1,11 +1,10 @@
 """Triton's kernels on a machine without a GPU: import this before anything of
 penstock.kernels.triton.
 
-The interpreter of Triton 3.6 looks through all of its language at each call of a function, to patch
-what is patched since the launch, lists all dtypes to find one, makes each tensor's shape and type
-anew, and computes integers again in 64 bits to look for overflows, which only a debugged kernel
-reports: without that it takes a quarter of the time. It compares shapes by making one of them anew,
-and looks through its language's names and a function's globals at each call. It reduces by a
+The interpreter of Triton 3.6 looks through all of its language and a function's globals at each
+call, to patch what is patched since the launch, lists all dtypes to find one, makes each tensor's
+shape and type anew, as it does to compare them, and computes integers again in 64 bits to look for
+overflows, which only a debugged kernel reports: this spares most of the time. It reduces by a
 function of a kernel number by number; this calls the function with halves of the axis, as a GPU
 does. It turns a loop's bound into an int by a way that numpy 2.4 refuses (an array of one element
 is no scalar any more); this asks for the item. It rounds float32 to e4m3 without carrying into the
@@ -168,15 +167,12 @@ def _is_tuple(mine: Any, other: Any) -> Any:
     return _equal_tuples(mine, other)
 
 
-def _broadcast(semantic: Any, left: Any, right: Any) -> tuple[Any, Any]:
+def _broadcast(semantic: Any, left: Any, right: Any) -> Any:
     """Makes the shapes of two tensors alike, of which most are so already."""
-    kinds = left.type, right.type
-    if kinds[0].is_block() and kinds[1].is_block():
-        if kinds[0].shape.values == kinds[1].shape.values:
-            return left, right
-    elif not kinds[0].is_block() and not kinds[1].is_block():
-        return left, right
-    return _broadcast_plainly(semantic, left, right)  # type: ignore[no-any-return]
+    one, other = (
+        tensor.type.shape.values if tensor.type.is_block() else None for tensor in (left, right)
+    )
+    return (left, right) if one == other else _broadcast_plainly(semantic, left, right)
 
 
 _language.core.dtype.__eq__ = _is_dtype

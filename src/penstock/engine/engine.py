@@ -25,7 +25,7 @@ from penstock.shared_weights import WeightsSource
 from penstock.structured_output.mask_patience import MaskPatience
 from penstock.structured_output.mask_pool import Form, MaskPool
 
-_SELDOM = 8  # of so many steps one is measured while the gate of drafts rests for long
+_SELDOM = 8  # of so many steps without drafts one is measured while the gate rests for long
 _LOOK = 2e-4  # seconds between two checks whether the token masks of a step have been made
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 
@@ -174,8 +174,10 @@ class Engine:
     def _read(self) -> Deltas:
         """Waits for the oldest step in flight and commits its results."""
         oldest, flight = self.flights[0]
+        drafting, *later = [p.proposes > 0 or p.drafts is not None for p, _ in self.flights]
         drafter = self.scheduler.drafting.drafter
-        measured = drafter is not None and not (drafter.idle and self.completed % _SELDOM)
+        seldom = drafter is not None and drafter.idle and not drafting
+        measured = drafter is not None and not (seldom and self.completed % _SELDOM)
         waited = measured and not flight.ready()
         result = flight.fetch()
         fetched = time.monotonic()
@@ -183,7 +185,6 @@ class Engine:
         # measured only for the gate of drafts, by steps without tokens that a grammar forces. Of
         # steps without drafts only where the next step, planned meanwhile, has none either
         queries, drafts = 0, oldest.drafts
-        drafting, *later = [p.proposes > 0 or p.drafts is not None for p, _ in self.flights]
         forced = drafts is not None and drafts.tokens is not None
         counts = not forced and not oldest.draws_late and (drafting or not any(later))
         if measured and counts:

@@ -27,9 +27,10 @@ from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
 # Tokens of steps with chunks alone, which are padded: products of different sizes use different
-# tiles, experts other heights of tiles, norms different rows per program; also needed if fewer rows
-# may run.
-_CHUNK_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# tiles, norms different rows per program; also needed if fewer rows may run.
+_CHUNK_TOKENS = (16, 32, 64, 128, 256, 1024)
+# tokens of further such steps for models with experts, whose tiles have further heights
+_EXPERT_TOKENS = (512, 2048, 4096)
 # number of chunks in a step: more than the chunks that delta_chunks.py handles with its kernel for
 # few
 _SEVERAL = 8
@@ -63,7 +64,9 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     # drafts come on top of the tokens that a step may have
     beside = most - limits.max_rows + limits.max_queries - limits.max_rows
     step.step(_plan(limits.max_rows, EVERY, beside, limits, MAX_LOGPROBS))
-    for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
+    routed = any(block.experts for block in step.model.blocks)
+    chunks = (*_CHUNK_TOKENS, *(_EXPERT_TOKENS if routed else ()))
+    for tokens in sorted({min(size, most) for size in chunks}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
     if compiles and step.kv.by_slot:  # recurrent layers use other kernels for several chunks
         several = np.full(max(1, min(_SEVERAL, most // 16)), min(16, most), np.int32)

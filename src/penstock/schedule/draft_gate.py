@@ -54,8 +54,8 @@ class QuerySeconds(Protocol):
         """Returns the seconds of a step of so many rows without drafts; 0: unknown."""
 
     def least_drafting(self, rows: int) -> float:
-        """Returns the seconds of a step of so many rows with the fewest drafts that were measured;
-        0: none was."""
+        """Returns the seconds of a step of so many rows with the fewest drafts that were measured,
+        if they are few; 0: no such step was measured."""
 
     def with_drafts(self, rows: int, queries: Int64) -> Float64:
         """Returns the seconds of a step of so many rows for each number of queries [n] above it."""

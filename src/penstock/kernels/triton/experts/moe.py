@@ -154,7 +154,7 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     if rows == 128 and not by_group:
         return Plan(
             Cut(rows, 64, 128, 3, 4, form),
-            Cut(rows, 128, 128, 3, 8, form),
+            Cut(rows, 128, 128, 3, 4, form),
             True,
             scaled_by_row=True,
         )

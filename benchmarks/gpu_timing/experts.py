@@ -31,8 +31,10 @@ from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton.experts import moe, moe_one, moe_route
+from penstock.kernels.triton.experts import moe, moe_four, moe_one, moe_route
+from penstock.kernels.triton.linear.fp8 import quantize_rows
 from penstock.kernels.triton.linear.linear import linear, prepare_linear
+from penstock.kernels.triton.linear.linear_four import Band
 from penstock.kernels.triton.linear.linear_fp4 import linear_fp4
 from penstock.kernels.triton.linear.linear_fp8 import linear_fp8, prepare_linear_fp8
 from penstock.kernels.triton.linear.linear_groups import (
@@ -43,7 +45,7 @@ from penstock.kernels.triton.linear.linear_groups import (
 from penstock.kernels.triton.linear.stream_fp4 import fp4_weight
 
 B, GPU = torch.bfloat16, torch.device("cuda")
-Cuts = tuple[moe_one.OneCut, moe_one.OneCut]
+Cuts = tuple[moe_one.OneCut, moe_one.OneCut] | tuple[Band, Band]
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,12 @@ def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
     inputs_of = (64, 128) if four else (64, 128, 256)
     cuts = list(itertools.product(sorted(heights), (32, 64, 128), inputs_of, (3, 4, 6), (4, 8)))
     for rows, outputs, inputs, stages, warps in cuts:
-        scaled = down.form != "wide" and outputs % down.inputs
+        scaled = down.form != "wide" and not own.scaled_by_row and outputs % down.inputs
         if shared(rows, 2 * outputs // less, inputs, stages, gate.form) and not scaled:
             cut = moe.Cut(rows, outputs, inputs, stages, warps, gate.form)
             found.append(replace(own, gate_up=cut, down=replace(down, rows=rows)))
     for rows, outputs, inputs, stages, warps in cuts:
-        scaled = down.form != "wide" and gate.outputs % inputs
+        scaled = down.form != "wide" and not own.scaled_by_row and gate.outputs % inputs
         if (
             rows == gate.rows
             and shared(rows, outputs // less, inputs, stages, down.form)
@@ -176,7 +178,7 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
     plans: list[moe.Plan | Cuts | None] = (
         [*variants(own, of.gate_up.in_four_bits)] if sweep else [own]
     )
-    if tokens == 1 and moe_one.takes_one(of):
+    if tokens == 1 and (moe_one.takes_one(of) or moe_four.takes_four(of)):
         plans = [None, *plans, *(cuts_of_one(of) if sweep else [])]
     for number, plan in enumerate(plans):
         if part and number % part[1] != part[0]:
@@ -206,12 +208,20 @@ def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cut
     """Runs the experts with a plan; None: the model's choice."""
     if isinstance(plan, tuple):
         routes = moe_route.route(scores, at.of.routing, at.counts, 0, at.of.correction)
+        if isinstance(plan[0], Band):
+            row = quantize_rows(x, "fixed")
+            return moe_four.one_token_of_four(row, routes, at.of, plan)
         return moe_one.one_token(x, routes, at.of, plan)
     return moe.experts(x, scores, at, plan)
 
 
 def cuts_of_one(of: Experts) -> list[Cuts]:
     """Returns other cuts of one token's products: first of gate and up, then of down."""
+    if moe_four.takes_four(of):
+        gate_up, down = moe_four.bands_of(of)
+        sizes = itertools.product((8, 16, 32), (8, 16, 32, 64), (2, 4, 8))
+        bands = [Band(*each, 1) for each in sizes if 64 <= each[0] * each[1] // each[2] <= 256]
+        return [(b, down) for b in bands if b.outputs > 8] + [(gate_up, b) for b in bands]
     first, second = moe_one.cuts_of(of)
     most = 128 if of.gate_up.by_group or of.down.by_group else 2048
     every = [
@@ -230,7 +240,9 @@ def told(plan: moe.Plan | Cuts | None) -> str:
     if plan is None:
         return "as it runs"
     if isinstance(plan, tuple):
-        return " | ".join(f"{cut.outputs}x{cut.inputs} w{cut.warps}" for cut in plan)
+        return " | ".join(
+            f"{c.outputs}x{c.chunks if isinstance(c, Band) else c.inputs} w{c.warps}" for c in plan
+        )
     cuts = (
         f"{c.rows}x{c.outputs}x{c.inputs} s{c.stages} w{c.warps} {c.form}"
         for c in (plan.gate_up, plan.down)

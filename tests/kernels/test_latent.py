@@ -21,7 +21,7 @@ from penstock.kernels.reference.attention import attention as planned_plain
 from penstock.kernels.reference.attention import latent as plain
 from penstock.kernels.triton.attention import attention as planned
 from penstock.kernels.triton.attention import latent as triton
-from penstock.kernels.triton.attention import latent_chunks
+from penstock.kernels.triton.attention import latent_chunks, latent_maps
 from penstock.kernels.triton.attention import latent_store as triton_store
 
 pytestmark = pytest.mark.torch
@@ -217,3 +217,22 @@ def test_what_is_stored(column: Any, eight: bool) -> None:
         )
     torch.testing.assert_close(kv.worth(every), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(q[:, :, :12], asked[:, :, :12])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 17, 70])
+def test_products_by_head(tokens: int) -> None:
+    """Queries to the latents' space and sums to values, in several iterations of which the last is
+    not full; queries lie between other numbers of a row."""
+    sizes, heads = LatentSizes(rank=200, turning=12, still=136, value=72), 3
+    rows = torch.randn(tokens, heads * sizes.head + 5, generator=torch.Generator().manual_seed(1))
+    q = rows[:, 5:].view(tokens, heads, sizes.head)
+    up = torch.randn(heads, sizes.still + sizes.value, sizes.rank)
+    got = latent_maps.absorbed_queries(q, up, sizes)
+    wide = up.double()
+    asked = torch.einsum("ths,hsr->thr", q[..., : sizes.still].double(), wide[:, : sizes.still])
+    torch.testing.assert_close(got[..., : sizes.rank].double(), asked, rtol=1e-4, atol=1e-4)
+    assert torch.equal(got[..., sizes.rank :], q[..., sizes.still :])
+    seen, out = torch.randn(tokens, heads, sizes.rank), torch.empty(tokens, heads, sizes.value)
+    assert latent_maps.values_of(seen, up, sizes, out) is out
+    values = torch.einsum("thr,hvr->thv", seen.double(), wide[:, sizes.still :])
+    torch.testing.assert_close(out.double(), values, rtol=1e-4, atol=1e-4)

@@ -21,6 +21,7 @@ CPU, F32 = "cpu", torch.float32
 def test_norms():
     for rows, width in ((1, 7), (3, 64), (5, 100)):
         cases.check_norms(CPU, F32, rows, width)
+        cases.check_joined_norms(CPU, F32, rows, width)
 
 
 def test_gate_and_table():

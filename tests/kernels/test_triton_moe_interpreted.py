@@ -8,8 +8,10 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_moe as cases
 
+from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton.experts import moe_one
+from penstock.kernels.triton.experts import moe_four, moe_one
+from penstock.kernels.triton.linear.linear_four import Band
 
 pytestmark = pytest.mark.torch
 
@@ -93,11 +95,17 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 
 
-# The first three have a kernel for one token; the others' kernels take any number alike.
+def test_experts_with_many_rows_scale_the_input_of_down_by_row():
+    of, _, _ = cases.made_experts(CPU, F32, "channel", 2, 136, 72, 2)
+    assert cases.moe.plan_of(100, of).scaled_by_row and not cases.moe.plan_of(90, of).scaled_by_row
+    cases.check_experts(CPU, F32, "channel", 100, 2, 136, 72, 2)
+
+
+# The first three and four-bit floats have kernels for one token; integers' kernels take any number.
 @pytest.mark.parametrize(
     "kind, tokens",
     [
-        *((kind, 1) for kind in ("plain", "channel", "blocks")),
+        *((kind, 1) for kind in ("plain", "channel", "blocks", "four", "nvfp4")),
         *((kind, 9) for kind in ("plain", "blocks", "int4 zeros", "four", "nvfp4")),
     ],
 )
@@ -106,7 +114,7 @@ def test_experts_without_a_gate(kind, tokens):
 
 
 @pytest.mark.parametrize(
-    "kind, tokens", [("plain", 1), ("plain", 9), ("channel", 1), ("int4 zeros", 9)]
+    "kind, tokens", [("plain", 1), ("plain", 9), ("channel", 1), ("nvfp4", 1), ("int4 zeros", 9)]
 )
 def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
     cases.check_experts(
@@ -125,10 +133,26 @@ def test_one_token_in_other_cuts(kind):
     torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_one_token_of_others_is_nothing_special():
-    for kind in ("four", "nvfp4", "int4", "int8"):
-        of, _, _ = cases.made_experts(CPU, F32, kind, 3, 64, 32, 1)
-        assert not moe_one.takes_one(of)
+@pytest.mark.parametrize("kind, gate", [("four", "silu"), ("nvfp4", "none")])
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_one_token_of_four_bit_floats_in_other_bands(kind, gate, chunks):
+    """9 chunks of the row, 3 of what is between the products, in several iterations, of which the
+    last is not full; outputs that don't fill the last program."""
+    of, gate_up, down = cases.made_experts(CPU, F32, kind, 3, 288, 96, 2, gate=gate)
+    of = cases.moe.prepare_experts(of).of
+    x, scores = cases.drawn(1, 288, seed=3), cases.drawn(1, 3, seed=4)
+    wanted, size = cases.naive(x, scores, of, gate_up, down)
+    routes = cases.moe_route.route(scores, of.routing, torch.zeros(3, dtype=torch.int32), 0)
+    bands = Band(64, chunks, 1, 1), Band(128, chunks, 1, 1)
+    got = moe_four.one_token_of_four(to_fixed(x), routes, of, bands)
+    assert ((got.double() - wanted).abs() <= size * 2.0**-13 + 1e-5).all()
+
+
+def test_which_experts_have_kernels_for_one_token():
+    for kind in cases.KINDS:
+        of, _, _ = cases.made_experts(CPU, F32, kind, 3, 256, 256, 1)
+        assert moe_one.takes_one(of) == (kind in ("plain", "channel", "blocks")), kind
+        assert moe_four.takes_four(of) == (kind in ("four", "nvfp4")), kind
 
 
 def test_all_to_the_same_experts():

@@ -32,6 +32,7 @@ def dtype(request):
 def test_norms(cases, dtype, width):
     for rows in (1, 3, 64, 257, 1030):
         cases.check_norms(GPU, dtype, rows, width)
+        cases.check_joined_norms(GPU, dtype, rows, width)
 
 
 @pytest.mark.parametrize("width", [5, 64, 897, 4864, 14336])

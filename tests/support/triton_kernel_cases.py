@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.kernels.inputs import TILE, Queries, SamplerInputs, VocabularyPart
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.reference.elementwise import norm as plain_norm
 from penstock.kernels.reference.sampling import logprobs as plain_logprobs
 from penstock.kernels.reference.sampling import ngrams as reference_ngrams
 from penstock.kernels.reference.sampling import noise as plain_noise
@@ -80,6 +81,41 @@ def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
             torch.testing.assert_close(
                 one, other, **({"rtol": 2**-9, "atol": 2**-7} if dtype == torch.float16 else {})
             )
+
+
+def check_joined_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
+    """Norms and sums of one launch are the separate operations', in kernels and in plain torch."""
+    shapes = [(rows, width)] * 4
+    given = [drawn(*s, seed=i, by=2.0, dtype=dtype).to(device) for i, s in enumerate(shapes)]
+    apart = drawn(rows, width + 24, seed=5, dtype=dtype).to(device)[:, :width]  # rows lie apart
+    x, stream, made, other = apart, *given[1:]
+    scale = torch.full((1,), 0.3, dtype=dtype, device=device)
+    # a sum in another order may round another way, before a second norm and after it
+    near = dict.fromkeys(("rtol", "atol"), max(1e-5, 4 * torch.finfo(dtype).eps))
+    for kind in (dtype, torch.float32):
+        first, *weights = (
+            drawn(width, seed=6 + i, by=2.0, dtype=kind).to(device) for i in range(4)
+        )
+        for module in (norm, plain_norm):
+            for count in (1, 2, 3):
+                normed, total = module.add_rms_norms(
+                    x, stream.clone(), first, tuple(weights[:count]), 1e-5
+                )
+                wanted = stream + norm.rms_norm(x, first, 1e-5)
+                torch.testing.assert_close(total, wanted, **near)
+                assert len(normed) == count
+                for got, weight in zip(normed, weights, strict=False):
+                    torch.testing.assert_close(got, norm.rms_norm(total, weight, 1e-5), **near)
+            one, two = (
+                norm.rms_norm(each, w, 1e-5) for each, w in ((x, first), (other, weights[0]))
+            )
+            got = module.add_normed(stream.clone(), ((x, first),), None, 1e-5, None)
+            torch.testing.assert_close(got, stream + one, **near)
+            into, parts = made.clone(), ((x, first), (other, weights[0]))
+            got = module.add_normed(into, parts, weights[1], 1e-5, scale)
+            wanted = (made + norm.rms_norm(one + two, weights[1], 1e-5)) * scale
+            torch.testing.assert_close(got, wanted, **near)
+            assert got.data_ptr() == into.data_ptr()
 
 
 def check_linear_gated(device: str, dtype: torch.dtype, rows: int, width: int, k: int) -> None:

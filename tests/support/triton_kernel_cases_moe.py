@@ -254,6 +254,8 @@ def check_experts(
         got = moe.experts(x.to(device), scores.to(device), prepared, plan)
         steps = {"wide": 0.0, "pair": 2.0**-7, "eight": 2.0**-3}
         lost = max(steps[used.gate_up.form], steps[used.down.form], 8 * torch.finfo(dtype).eps)
+        if tokens == 1 and plan is None and of.gate_up.in_fp4:
+            lost = max(lost, 2.0 ** (-11 if gate == "none" else -13))  # rows in fixed point
         assert got.dtype == dtype and not prepared.counts.any()
         assert ((got.double().cpu() - wanted).abs() <= size * lost + 1e-5).all()
     there = plain.experts(x.to(device), scores.to(device), plain.prepare_experts(of))

@@ -139,6 +139,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "quantize_rows": _triton("linear.fp8", "one launch"),
     "rms_norm": _triton("elementwise.norm", "one launch"),
     "add_rms_norm": _triton("elementwise.norm", "sum and norm in one launch"),
+    "add_rms_norms": _triton("elementwise.norm", "sum and norms in one launch"),
+    "add_normed": _triton("elementwise.norm", "norms, sum and scale in one launch"),
     "rotary_and_store": _triton(
         "attention.rotary_and_store", "norms, rotation and store in one launch"
     ),
@@ -150,6 +152,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "softcap": _reference("elementwise.activation"),
     "prepare_experts": _experts(),
     "experts": _experts(),
+    "concurrent": (
+        Candidate("triton", "concurrent", "in graphs, on a stream beside", devices=("cuda",)),
+        *_reference("concurrent", "one launch after another"),
+    ),
     "plan": _triton("attention.attention", "takes buffers once a step"),
     "attention": _triton(
         "attention.attention", "reads block tables on the device; a prefix once a group"

@@ -246,6 +246,17 @@ class Ops:
     add_rms_norm: Callable[
         [Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]
     ]
+    # x, residual (may be overwritten), weight of a norm of x before the sum, weights of norms of the
+    # sum, eps -> (the sum's norms, wide; the sum: the next residual)
+    add_rms_norms: Callable[
+        [Tensor, Tensor, Tensor, tuple[Tensor, ...], float], tuple[list[Tensor], Tensor]
+    ]
+    # stream [T, d] (may be overwritten), one or two parts (x [T, d], weight of its norm), weight of
+    # a norm of the sum of two normed parts, eps, scale [1] or None -> (stream + the normed part or
+    # that sum's norm) * scale
+    add_normed: Callable[
+        [Tensor, tuple[tuple[Tensor, Tensor], ...], Tensor | None, float, Tensor | None], Tensor
+    ]
     # inputs, kind, cos_sin, dtype of queries -> what all layers of an AttentionKind share in a step
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
@@ -257,6 +268,9 @@ class Ops:
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
+    # function `work` -> function that returns what `work` returned. The launches of `work`, without
+    # sums over ranks, may run beside those made between both calls
+    concurrent: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
     # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
     # k experts (the lower number among equal scores), weighted and summed in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]

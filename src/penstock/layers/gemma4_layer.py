@@ -6,7 +6,7 @@ published code of Gemma 4; there is no report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,12 +36,15 @@ class RoutedBeside:
     moe: Moe
     behind: Norm
 
-    def __call__(self, ops: Ops, x: Tensor, stream: Tensor) -> Tensor:
-        """Returns the sum of the normed MLP and expert outputs [T, d]. x: the MLP's output [T, d].
-        stream: the MLP's input before its norm [T, d]."""
-        scores = self.moe.router(ops, self.before_router.alone(ops, stream))
-        routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
-        return self.behind_mlp.alone(ops, x).add_(self.behind.alone(ops, routed))
+    def __call__(
+        self, ops: Ops, made: Tensor | Callable[[], Tensor], inputs: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Returns the MLP's and the experts' outputs [T, d] with the weights of their norms. made:
+        the MLP's output [T, d], or a function that returns it. inputs: of the router and of the
+        experts, [T, d] each."""
+        routed = self.moe.answer(ops, inputs[1], self.moe.router(ops, inputs[0]))
+        own = made() if callable(made) else made
+        return (own, self.behind_mlp.weight.value), (routed, self.behind.weight.value)
 
     def weights(self) -> Iterator[Weight]:
         for part in (self.behind_mlp, self.before_router, self.before, self.moe, self.behind):
@@ -57,10 +60,10 @@ class OwnInput:
     norm: Norm
 
     def __call__(self, ops: Ops, stream: Tensor, given: Tensor) -> Tensor:
-        """Returns the vectors [T, d] to add to the stream. stream: [T, d]. given: the per-layer
-        input [T, width]."""
+        """Returns the vectors [T, d] whose norm is added to the stream. stream: [T, d]. given: the
+        per-layer input [T, width]."""
         opened = wide(ops.gelu_mul(torch.cat((self.gate(ops, stream), given), 1), "wide"))
-        return self.norm.alone(ops, self.out(ops, opened))
+        return self.out(ops, opened)
 
     def matrices(self) -> tuple[Linear, Linear]:
         return self.gate, self.out
@@ -91,16 +94,40 @@ class Gemma4Layer:
         assert residual is None, "the layer before leaves the whole stream"
         rows, stream = self.mixer_norm(ops, x, None, self.mixer.reader)
         mixed = self.mixer(ops, rows, step, state[0])
-        reader = self.mlp.reader if self.routed is None else None
-        rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), reader)
-        made = self.mlp(ops, rows)
+        scale, eps, behind = self.scale.value, self.behind.eps, self.behind.weight.value
         if self.routed is not None:
-            made = self.routed(ops, made, stream)
-        stream = stream + self.behind.alone(ops, made)
+            stream = self._beside(ops, self.routed, mixed, step.keep(stream))
+        else:
+            rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), self.mlp.reader)
+            last = scale if self.own is None else None
+            stream = ops.add_normed(stream, ((self.mlp(ops, rows), behind),), None, eps, last)
         if self.own is not None:
             assert step.layer_inputs is not None, "the decoder makes them"
-            stream.add_(self.own(ops, stream, step.keep(step.layer_inputs[:, self.number])))
-        return stream.mul_(self.scale.value), None
+            made = self.own(ops, stream, step.keep(step.layer_inputs[:, self.number]))
+            part = made, self.own.norm.weight.value
+            stream = ops.add_normed(stream, (part,), None, eps, scale)
+        return stream, None
+
+    def _beside(self, ops: Ops, routed: RoutedBeside, mixed: Tensor, stream: Tensor) -> Tensor:
+        """Returns the scaled sum of stream [T, d] and the output of MLP and experts. mixed: the
+        mixer's output [T, d]."""
+        norms = (self.mlp_norm, routed.before_router, routed.before)
+        assert self.mlp_norm.first is not None, "the mixer's output is normed"
+        (rows, *inputs), stream = ops.add_rms_norms(
+            mixed,
+            stream,
+            self.mlp_norm.first.weight.value,
+            tuple(norm.weight.value for norm in norms),
+            self.mlp_norm.eps,
+        )
+        made: Tensor | Callable[[], Tensor]
+        if self.mlp.down.is_summed:  # sums over ranks run one after another
+            made = self.mlp(ops, rows)
+        else:
+            made = ops.concurrent(lambda: self.mlp(ops, rows))
+        parts, weight = routed(ops, made, inputs), self.behind.weight.value
+        last = self.scale.value if self.own is None else None
+        return ops.add_normed(stream, parts, weight, self.behind.eps, last)
 
     def keeps(self) -> Sequence[Keeper]:
         return (cast(Keeper, self.mixer),)

@@ -6,7 +6,7 @@ step, d: hidden size, intermediate: inner size of an expert."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,11 +65,12 @@ class SharedExpert:
     gate: Weight | None = None
     scale: float = 1.0  # factor of the shared expert's output
 
-    def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
-        """Adds the output for x [T, d] to out [T, d]; returns out."""
-        return ops.add_opened(
-            out, self.mlp(ops, x), x, None if self.gate is None else self.gate.value, self.scale
-        )
+    def start(self, ops: Ops, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Launches the MLP for x [T, d] beside what is launched next. Returns a function that adds
+        the MLP's output to the experts' [T, d] and returns the sum."""
+        made, gate = ops.concurrent(lambda: self.mlp(ops, x)), self.gate
+        opened = None if gate is None else gate.value
+        return lambda out: ops.add_opened(out, made(), x, opened, self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -113,11 +114,19 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """Returns the output [T, d] for T tokens x [T, d]."""
         x = wide(x)
-        return self.answer(ops, x, self.router(ops, x))
+        add_shared = None if self.shared is None else self.shared.start(ops, x)
+        return self.answer(ops, x, self.router(ops, x), add_shared)
 
-    def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
+    def answer(
+        self,
+        ops: Ops,
+        x: Tensor,
+        scores: Tensor,
+        add_shared: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Returns the experts' output [T, d] for x [T, d]. scores: the router's scores [T,
-        experts], which may be computed from another input than x."""
+        experts], which may be computed from another input than x. add_shared: from
+        `SharedExpert.start`."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
@@ -125,8 +134,8 @@ class Moe:
         # each rank may map its own part of the sum, since the map is linear
         if self.latent is not None:
             out = self.latent[1](ops, out)
-        if self.shared is not None:
-            out = self.shared.add_to(out, ops, x)
+        if add_shared is not None:
+            out = add_shared(out)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:

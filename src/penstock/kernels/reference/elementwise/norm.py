@@ -31,6 +31,32 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps, form), residual
 
 
+def add_rms_norms(
+    x: Tensor, residual: Tensor, first: Tensor, weights: tuple[Tensor, ...], eps: float
+) -> tuple[list[Tensor], Tensor]:
+    """Returns (norms of the sum, the sum) of residual [T, d] and the norm of x [T, d]; residual is
+    overwritten with the sum. first: weight of the norm of x. weights: of the sum's norms."""
+    residual += _rms_norm(x, first, eps)
+    return [_rms_norm(residual, weight, eps) for weight in weights], residual
+
+
+def add_normed(
+    stream: Tensor,
+    parts: tuple[tuple[Tensor, Tensor], ...],
+    weight: Tensor | None,
+    eps: float,
+    scale: Tensor | None,
+) -> Tensor:
+    """Returns (stream + made) * scale, written to stream [T, d]. parts: one or two of x [T, d] and
+    the weight of its norm. weight: made is the norm of the sum of two normed parts; None: made is
+    the one normed part. scale: [1]; None: 1."""
+    made, *others = (_rms_norm(x, of_part, eps) for x, of_part in parts)
+    if weight is not None:
+        made = _rms_norm(made.add_(others[0]), weight, eps)
+    stream += made
+    return stream if scale is None else stream.mul_(scale)
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()

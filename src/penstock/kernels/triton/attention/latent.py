@@ -31,6 +31,7 @@ from penstock.kernels.triton.attention.latent_chunks import (
     heads_at_once,
 )
 from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _prefix
+from penstock.kernels.triton.attention.latent_maps import absorbed_queries, values_of
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
@@ -58,16 +59,16 @@ def latent_attention(
     seen = chunks.seen if chunks is not None and chunks.expands(sizes, expand_tokens) else None
     if seen is not None and not heads_at_once(seen.stored, sizes, kind.heads, q.dtype):
         seen = None
+    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
     if seen is None and shared is None:
-        return _absorbed(q, up, kv, inputs, kind, plan, sizes)
+        return _absorbed(q, up, kv, inputs, kind, plan, sizes, out)
     if plan.room is None:
         plan.room = Room.of(sizes, q.dtype, q.device)
-    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
     absorbed, lse = q.shape[0] if seen is None else rows, None
     if shared is not None:
         lse = torch.empty((rows, kind.heads), dtype=torch.float32, device=q.device)
     if absorbed:
-        out[:absorbed] = _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, lse)
+        _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, out[:absorbed], lse)
     if groups is not None and shared is not None:
         if plan.prefixes is None:
             each = groups.length.to(torch.int64)
@@ -92,14 +93,13 @@ def _absorbed(
     kind: AttentionKind,
     plan: KindPlan,
     sizes: LatentSizes,
+    out: Tensor,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention by queries that are multiplied by `up`. lse: None, or as in
-    `attend_vectors`."""
-    still = sizes.still
-    asked = torch.bmm(q[..., :still].transpose(0, 1), up[:, :still]).transpose(0, 1)
-    seen = attend_vectors(torch.cat((asked, q[..., still:]), 2), kv, inputs, kind, plan, lse)
-    return torch.bmm(seen.transpose(0, 1), up[:, still:].mT).transpose(0, 1)
+    """Computes attention by queries that are multiplied by `up`; writes it to `out` and returns
+    that. lse: None, or as in `attend_vectors`."""
+    asked = absorbed_queries(q, up, sizes)
+    return values_of(attend_vectors(asked, kv, inputs, kind, plan, lse), up, sizes, out)
 
 
 def attend_vectors(

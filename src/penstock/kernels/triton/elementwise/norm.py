@@ -5,6 +5,8 @@ rows and a weight; no layer."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -69,6 +71,89 @@ def _rms_norm(
         tl.store(out + at, normed, mask=there)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _add_rms_norms(
+    x,
+    residual,
+    first,
+    weight,
+    second_weight,
+    third_weight,
+    out,
+    second_out,
+    third_out,
+    rows,
+    stride,
+    d,
+    eps,
+    COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Kernel of `add_rms_norms`. COUNT: number of norms of the sum."""
+    wait(EARLY)
+    release(EARLY)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
+    there = column < d
+    dtype: tl.constexpr = x.dtype.element_ty
+    wide = tl.load(x + row * stride + column, mask=there, other=0.0)
+    wide = _normed(wide, first, column, d, eps, dtype, WIDE)
+    at = row * d + column
+    before = tl.load(residual + at, mask=there, other=0.0)
+    wide = (wide.to(tl.float32) + before.to(tl.float32)).to(dtype)
+    tl.store(residual + at, wide, mask=there)
+    tl.store(out + at, _normed(wide, weight, column, d, eps, dtype, WIDE), mask=there)
+    if COUNT > 1:
+        normed = _normed(wide, second_weight, column, d, eps, dtype, WIDE)
+        tl.store(second_out + at, normed, mask=there)
+    if COUNT > 2:
+        normed = _normed(wide, third_weight, column, d, eps, dtype, WIDE)
+        tl.store(third_out + at, normed, mask=there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_normed(
+    stream,
+    x,
+    of_x,
+    other,
+    of_other,
+    of_sum,
+    scale,
+    rows,
+    stride,
+    other_stride,
+    d,
+    eps,
+    TWO: tl.constexpr,
+    SCALED: tl.constexpr,
+    EARLY: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Kernel of `add_normed`. of_x, of_other, of_sum: weights of norms; the last two and `other`
+    only if TWO."""
+    wait(EARLY)
+    release(EARLY)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
+    there = column < d
+    dtype: tl.constexpr = stream.dtype.element_ty
+    made = tl.load(x + row * stride + column, mask=there, other=0.0)
+    made = _normed(made, of_x, column, d, eps, dtype, WIDE)
+    if TWO:
+        more = tl.load(other + row * other_stride + column, mask=there, other=0.0)
+        more = _normed(more, of_other, column, d, eps, dtype, WIDE)
+        made = (made.to(tl.float32) + more.to(tl.float32)).to(dtype)
+        made = _normed(made, of_sum, column, d, eps, dtype, WIDE)
+    place = stream + row * d + column
+    total = tl.load(place, mask=there, other=0.0).to(tl.float32) + made.to(tl.float32)
+    total = total.to(dtype)
+    if SCALED:
+        total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(dtype)
+    tl.store(place, total, mask=there)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
     """Returns weight * (x / rms(x)) in x's dtype. x: [..., d], for another form [T, d]. weight:
     [d]."""
@@ -91,6 +176,84 @@ def add_rms_norm(
     assert residual.is_contiguous(), "the residual is written in place"
     assert first is None or first.dtype == weight.dtype
     return _launch(x, residual, weight, eps, form, first), residual
+
+
+def add_rms_norms(
+    x: Tensor, residual: Tensor, first: Tensor, weights: tuple[Tensor, ...], eps: float
+) -> tuple[list[Tensor], Tensor]:
+    """Returns (norms of the sum, the sum) of residual [T, d] and the norm of x [T, d]; residual
+    (contiguous) is overwritten with the sum. first: weight of the norm of x. weights: of the sum's
+    norms, one to three of one dtype."""
+    assert residual.is_contiguous(), "the residual is written in place"
+    rows, d = x.shape
+    outs = [torch.empty_like(residual) for _ in weights]
+    if rows:
+        all_weights, all_outs = ([*each, each[0], each[0]][:3] for each in (list(weights), outs))
+        _add_rms_norms[(rows,)](
+            x,
+            residual,
+            first,
+            *all_weights,
+            *all_outs,
+            rows,
+            x.stride(0),
+            d,
+            eps,
+            COUNT=len(weights),
+            WIDE=first.dtype == torch.float32,
+            **_by_row(x),
+        )
+    return outs, residual
+
+
+def add_normed(
+    stream: Tensor,
+    parts: tuple[tuple[Tensor, Tensor], ...],
+    weight: Tensor | None,
+    eps: float,
+    scale: Tensor | None,
+) -> Tensor:
+    """Returns (stream + made) * scale, written to stream [T, d] (contiguous). parts: one or two of
+    x [T, d] and the weight of its norm. weight: made is the norm of the sum of two normed parts;
+    None: made is the one normed part. scale: [1]; None: 1."""
+    assert stream.is_contiguous(), "the stream is written in place"
+    (x, of_x), (other, of_other) = parts[0], parts[-1]
+    rows, d = stream.shape
+    if rows:
+        _add_normed[(rows,)](
+            stream,
+            x,
+            of_x,
+            other,
+            of_other,
+            of_x if weight is None else weight,
+            of_x if scale is None else scale,
+            rows,
+            x.stride(0),
+            other.stride(0),
+            d,
+            eps,
+            TWO=weight is not None,
+            SCALED=scale is not None,
+            WIDE=of_x.dtype == torch.float32,
+            **_by_row(x),
+        )
+    return stream
+
+
+def _by_row(x: Tensor) -> dict[str, Any]:
+    """Returns the options of kernels of which a program handles one row of x."""
+    width = next_power_of_2(x.shape[1])
+    early = early_of(x.device, x.shape[0])
+    # as `_launch` has it: no fused multiply-add, and fewer warps where there are many rows
+    most = max(4, width // 1024) if x.shape[0] > 256 else 16
+    return {
+        "EARLY": early,
+        "D": width,
+        "num_warps": max(1, min(most, width // 256)),
+        "launch_pdl": bool(early),
+        "enable_fp_fusion": False,
+    }
 
 
 def _launch(

@@ -1,5 +1,5 @@
-"""Mixture of experts: each token goes through its k experts. There are five launches, or four with
-few tokens.
+"""Mixture of experts: each token goes through its k experts. There are five launches, four with few
+tokens, or six with many in eight bits.
 
   route         the router: k experts and weights of each token (`moe_route.py`)
   place         sorts pairs (token, choice) by expert; left out with few tokens (`moe_route.py`)
@@ -7,14 +7,16 @@ few tokens.
   down          for each pair: the result times its expert's down matrix
   sum           for each token: the weighted sum of its k rows
 
-A single token takes other kernels if its weights are unquantized or float8 (`moe_one.py`).
+A single token takes other kernels if its weights are unquantized or float8 (`moe_one.py`), or
+four-bit floats (`moe_four.py`).
 
 A program has a tile of rows of one expert and some of the outputs, and reads the expert's weights
 once for these rows. Products are computed transposed, as there are fewer rows than outputs. Float8
 weights take rows in e4m3. These have one scale per row; the input of the down product has one scale
-for each row and range of outputs of a gate-and-up program. With up to 16 tokens rows are pairs of
-e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's result doesn't depend on
-the other tokens.
+for each row and range of outputs of a gate-and-up program, or with many rows per expert one per
+row, made by a launch of its own: products without scales inside are twice as fast. With up to 16
+tokens rows are pairs of e4m3, which are as precise as bfloat16 (`kernels/fp8_rows.py`). A token's
+result depends on how many tokens the step has, not on what they are.
 
 T: tokens, k: experts per token, E: experts, d: hidden size, F: inner size of an expert. Knows
 matrices and rows; no layer."""
@@ -27,8 +29,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.elementwise.activation import GATES
+from penstock.kernels.triton.experts.moe_four import one_token_of_four, takes_four
 from penstock.kernels.triton.experts.moe_kernels import _grouped, _summed
 from penstock.kernels.triton.experts.moe_one import one_token, takes_one
 from penstock.kernels.triton.experts.moe_route import Routes, route
@@ -67,11 +71,14 @@ class Cut:
 @dataclass(slots=True, frozen=True)
 class Plan:
     """The division of both products of a layer into programs, for some number of tokens. sorted:
-    True: rows are sorted by expert and a tile has several of them; False: a tile has one row."""
+    True: rows are sorted by expert and a tile has several of them; False: a tile has one row.
+    scaled_by_row: for e4m3, True: the input of down has one scale per row; False: one scale for
+    each row and range of outputs of a program of `gate_up`."""
 
     gate_up: Cut
     down: Cut
     sorted: bool
+    scaled_by_row: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -144,6 +151,13 @@ def plan_of(tokens: int, of: Experts) -> Plan:
             Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True
         )
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
+    if rows == 128 and not by_group:
+        return Plan(
+            Cut(rows, 64, 128, 3, 4, form),
+            Cut(rows, 128, 128, 3, 4, form),
+            True,
+            scaled_by_row=True,
+        )
     down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)
     return Plan(Cut(rows, 128, 128, 3, warps, form), down, True)
 
@@ -176,14 +190,19 @@ def experts(
     out = torch.empty_like(x)
     if not tokens:
         return out
+
+    def routed(rows: int) -> Routes:
+        return route(scores, of.routing, prepared.counts, rows, of.correction, of.answer_scale)
+
     if tokens == 1 and plan is None and takes_one(of):
-        return one_token(
-            x, route(scores, of.routing, prepared.counts, 0, of.correction, of.answer_scale), of
-        )
+        return one_token(x, routed(0), of)
+    if tokens == 1 and plan is None and takes_four(of):
+        row = quantize_rows(x, "fixed")
+        assert isinstance(row, FixedRow)
+        return one_token_of_four(row, routed(0), of)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
-    in_tiles = plan.gate_up.rows if plan.sorted else 0
-    routes = route(scores, of.routing, prepared.counts, in_tiles, of.correction, of.answer_scale)
+    routes = routed(plan.gate_up.rows if plan.sorted else 0)
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)
@@ -217,10 +236,10 @@ def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
     """
     inner, slots = of.shape[2], routes.chosen.numel()
     form, device = plan.down.form, routes.chosen.device
-    if form == "wide":
+    if form == "wide" or plan.scaled_by_row:
         out = torch.empty((slots, inner), dtype=of.dtype, device=device)
         _launch(rows, of.gate_up, out, None, of, routes, plan.gate_up, 0, plan.sorted)
-        return out
+        return _in_form(out, form)
     numbers = torch.empty((slots, inner), dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty(
         (slots, cdiv(inner, plan.gate_up.outputs)), dtype=torch.float32, device=device

@@ -1,0 +1,180 @@
+"""The two products of absorbed latent attention that are by head: queries mapped to the latents'
+space, and weighted sums of latents mapped to values. Each is one launch, which reads and writes
+rows as the layers around it have them; a batched product of the library needs a copy beside it.
+
+A program has a tile of tokens, one head, and some of the outputs. It reads its part of the head's
+matrix before the previous kernel has ended. T: tokens, H: heads; rank, turning, still, value: see
+LatentSizes."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.latent import LatentSizes
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.pdl import has_pdl, wait
+
+# Inputs of an iteration: all, if they are so few; else LANES, of two iterations at once. This fits
+# the shared memory of small chips in float32 too.
+ALL_INPUTS, LANES = 128, 64
+# Outputs of a program, for tiles of up to 16 tokens and for larger ones: with few tokens programs
+# are small, so that there are enough of them.
+FEW_OUTPUTS, OUTPUTS = 64, 128
+
+
+@triton.jit
+def _product(
+    x, w, real, there, step, K, EARLY: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Returns the product [M, N] in float32. x: pointers to the first input of each row, [M, 1],
+    with mask `real`. w: pointers to the first input of each output, [1, N], with mask `there`.
+    step: between the inputs of an output. K: inputs. LANES: inputs of an iteration."""
+    lane = tl.arange(0, LANES)
+    first = tl.load(w + lane[:, None] * step, mask=there & (lane < K)[:, None], other=0.0)
+    wait(EARLY)
+    row = tl.load(x + lane[None, :], mask=real & (lane < K)[None, :], other=0.0)
+    sums = tl.dot(row, first, input_precision=PRECISION)
+    for at in range(LANES, K, LANES):
+        inside = at + lane < K
+        row = tl.load(x + (at + lane)[None, :], mask=real & inside[None, :], other=0.0)
+        more = tl.load(w + (at + lane)[:, None] * step, mask=there & inside[:, None], other=0.0)
+        sums = tl.dot(row, more, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _absorb(
+    q,
+    up,
+    out,
+    tokens,
+    token_stride,
+    head_stride,
+    STILL: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK: tl.constexpr,
+    VALUE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Kernel of `absorbed_queries`. q: [tokens, HEADS, STILL + TURNING], with strides of tokens and
+    heads. up: [HEADS, STILL + VALUE, RANK]. out: [tokens, HEADS, RANK + TURNING]."""
+    head = tl.program_id(1)
+    m = tl.program_id(2) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    real = (m < tokens)[:, None]
+    x = q + m[:, None].to(tl.int64) * token_stride + head * head_stride
+    w = up + head.to(tl.int64) * ((STILL + VALUE) * RANK) + n[None, :]
+    made = _product(x, w, real, (n < RANK)[None, :], RANK, STILL, EARLY, LANES, PRECISION)
+    to = out + (m[:, None].to(tl.int64) * HEADS + head) * (RANK + TURNING)
+    tl.store(to + n[None, :], made.to(out.dtype.element_ty), mask=real & (n < RANK)[None, :])
+    if tl.program_id(0) == 0:
+        lane = tl.arange(0, TURNING_PAD)[None, :]
+        turned = tl.load(x + STILL + lane, mask=real & (lane < TURNING), other=0.0)
+        tl.store(to + RANK + lane, turned, mask=real & (lane < TURNING))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _answer(
+    seen,
+    up,
+    out,
+    tokens,
+    STILL: tl.constexpr,
+    RANK: tl.constexpr,
+    VALUE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Kernel of `values_of`. seen: [tokens, HEADS, RANK]. up: [HEADS, STILL + VALUE, RANK]. out:
+    [tokens, HEADS, VALUE]."""
+    head = tl.program_id(1)
+    m = tl.program_id(2) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    real, there = (m < tokens)[:, None], (n < VALUE)[None, :]
+    at = m[:, None].to(tl.int64) * HEADS + head
+    w = up + (head.to(tl.int64) * (STILL + VALUE) + STILL + n[None, :]) * RANK
+    made = _product(seen + at * RANK, w, real, there, 1, RANK, EARLY, LANES, PRECISION)
+    tl.store(out + at * VALUE + n[None, :], made.to(out.dtype.element_ty), mask=real & there)
+
+
+def absorbed_queries(q: Tensor, up: Tensor, sizes: LatentSizes) -> Tensor:
+    """Returns queries for latents, [T, H, rank + turning]: the part that doesn't rotate multiplied
+    by the keys' part of `up`, and the rotated part. q: [T, H, still + turning], whose last
+    dimension has no gaps. up: [H, still + value, rank]."""
+    tokens, heads, _ = q.shape
+    out = torch.empty((tokens, heads, sizes.width), dtype=q.dtype, device=q.device)
+    if tokens:
+        how = _how(tokens, sizes.still, q.dtype)
+        _absorb[_grid(sizes.rank, heads, tokens, how)](
+            q,
+            up,
+            out,
+            tokens,
+            q.stride(0),
+            q.stride(1),
+            STILL=sizes.still,
+            TURNING=sizes.turning,
+            RANK=sizes.rank,
+            VALUE=sizes.value,
+            HEADS=heads,
+            TURNING_PAD=next_power_of_2(sizes.turning),
+            **how,
+            **_early(q.device),
+        )
+    return out
+
+
+def values_of(seen: Tensor, up: Tensor, sizes: LatentSizes, out: Tensor) -> Tensor:
+    """Writes the values [T, H, value] of weighted sums of latents [T, H, rank] to `out`, without
+    gaps; returns it. up: [H, still + value, rank]."""
+    tokens, heads, _ = seen.shape
+    if tokens:
+        how = _how(tokens, sizes.rank, seen.dtype)
+        _answer[_grid(sizes.value, heads, tokens, how)](
+            seen,
+            up,
+            out,
+            tokens,
+            STILL=sizes.still,
+            RANK=sizes.rank,
+            VALUE=sizes.value,
+            HEADS=heads,
+            **how,
+            **_early(seen.device),
+        )
+    return out
+
+
+def _how(tokens: int, inputs: int, dtype: torch.dtype) -> dict[str, int | str]:
+    """Returns the division into programs, for so many tokens."""
+    few, lanes = tokens <= 16, next_power_of_2(inputs)
+    return {
+        "BM": 16 if few else 32 if tokens <= 32 else 64,
+        "BN": FEW_OUTPUTS if few else OUTPUTS,
+        "LANES": max(16, lanes) if lanes <= ALL_INPUTS else LANES,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+
+
+def _grid(outputs: int, heads: int, tokens: int, how: dict[str, int | str]) -> tuple[int, int, int]:
+    return cdiv(outputs, int(how["BN"])), heads, cdiv(tokens, int(how["BM"]))
+
+
+def _early(device: torch.device) -> dict[str, int | bool]:
+    early = has_pdl(device)
+    return {"EARLY": early, "launch_pdl": bool(early)}

@@ -181,7 +181,6 @@ def test_where_very_dear_drafts_never_pay_all_rest_for_long() -> None:
             told = drive(made, np.arange(rows, dtype=np.int32), third, 8)
             drafting += [at > 0 for at in told]
             idle.append(made.idle)
-            assert made.wants_texts
         columns.order += COUNT
     assert 0 < sum(drafting) < 0.03 * len(drafting), sum(drafting)
     assert not idle[0] and sum(idle[-100:]) > 80
@@ -317,15 +316,3 @@ def test_a_step_of_many_rows_has_no_drafts_and_leaves_none() -> None:
     assert drafts is not None and drafts.counts.tolist() == [MOST] * 3
     assert drafting.offer(rows, lengths) is None and not drafting.proposes
     assert drafting.offer(few, lengths[:3]) is None and drafting.proposes
-
-
-def test_a_long_rest_after_wrong_drafts_asks_for_no_texts() -> None:
-    made, columns = gate(flat, 0.7)
-    rests = 0
-    for _ in range(20):
-        for rows in (64, 32, 16, 8, 4):
-            drive(made, np.arange(rows, dtype=np.int32), lambda counts: 0 * counts, 8)
-            assert made.wants_texts != made.idle
-            rests += made.idle
-        columns.order += COUNT
-    assert rests > 50

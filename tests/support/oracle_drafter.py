@@ -19,7 +19,6 @@ class Oracle:
 
     most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows, idle = 0, False, False
-    wants_texts = True
 
     def wants(self, rows: Int32) -> bool:
         return True

@@ -51,7 +51,7 @@ class Guesser:
     """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is
     right. counts_alone: it offers how many, the device makes them."""
 
-    idle, wants_texts = False, True
+    idle = False
 
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone

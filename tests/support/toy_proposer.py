@@ -50,7 +50,6 @@ class Counts:
 
     most, reach = MAX_DRAFTS, MAX_DRAFTS
     proposes, follows, idle = MAX_DRAFTS, True, False
-    wants_texts = True
 
     def wants(self, rows: Int32) -> bool:
         return True

@@ -158,12 +158,6 @@ class DraftGate:
         """Returns True in a rest where drafting is DEAREST: few drafts are made after it."""
         return self._dearest and self._rest > 0
 
-    @property
-    def wants_texts(self) -> bool:
-        """Returns True if texts of ended samples are kept: not in a rest where drafting is DEAREST
-        and drafts were mostly wrong. Drafts after a rest would be wrong without them."""
-        return not self.idle or self._all_right >= LEAST_SHARE * self._all_tried
-
     def settled(self, rows: Int32, offered: Int32, right: Int32) -> None:
         """Takes in a step that was read: each row's drafts, and how many of them were right."""
         at = offered > 0

@@ -75,7 +75,7 @@ class Drafting:
         drafter = self.drafter
         if drafter is not None and not drafter.wants(rows):
             self.follows, drafter = drafter.follows, None
-        self._keeps = rows.size <= _TEXT_ROWS and bool(self.drafter and self.drafter.wants_texts)
+        self._keeps = rows.size <= _TEXT_ROWS and not (self.drafter is None or self.drafter.idle)
         if drafter is None and not self.mask_slots.guides_any:
             return None
         columns = self.rows

@@ -338,12 +338,8 @@ class Drafter(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Returns True if nothing drafts and few drafts are made after it: steps are measured
-        seldom."""
-
-    @property
-    def wants_texts(self) -> bool:
-        """Returns True if texts of samples that end now are worth keeping."""
+        """Returns True if nothing drafts and few drafts are made after it: texts that end now are
+        not worth keeping."""
 
     @property
     def proposes(self) -> int:

@@ -6,6 +6,7 @@ The laws in `laws.py` see a file's own imports; these see everything that those 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,16 @@ except SystemExit as end:
     assert end.code in (0, None), end.code
 """
     assert loaded_after(code) == []
+
+
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_large_pages_are_asked_for_unless_the_user_said_otherwise(asked: str | None) -> None:
+    name = "THP_MEM_ALLOC_ENABLE"
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    environment |= {} if asked is None else {name: asked}
+    code = f"import os, penstock; print(os.environ['{name}'])"
+    out = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert out.strip() == (asked or "1")
 
 
 def test_heavy_packages_are_seen() -> None:

@@ -63,15 +63,22 @@ class DecodePlan:
     # [S]: position of each of the step's S queries in the tiles' order; None: they are in order
     back: Tensor | None = None
     buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+    # views of the buffers by name, dtype and shape: all layers take the same ones
+    views: dict[tuple[str, torch.dtype, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns a view of the reused buffer with this name and dtype, which grows to its largest
         size. Its content is undefined. like: a tensor on the buffer's device."""
-        size = prod(shape)
-        held = self.buffers.get((name, dtype))
-        if held is None or held.numel() < size:
-            held = self.buffers[name, dtype] = torch.empty(size, dtype=dtype, device=like.device)
-        return held[:size].view(shape)
+        found = self.views.get((name, dtype, shape))
+        if found is None:
+            size = prod(shape)
+            held = self.buffers.get((name, dtype))
+            if held is None or held.numel() < size:
+                held = torch.empty(size, dtype=dtype, device=like.device)
+                self.buffers[name, dtype] = held
+                self.views = {k: v for k, v in self.views.items() if k[:2] != (name, dtype)}
+            found = self.views[name, dtype, shape] = held[:size].view(shape)
+        return found
 
 
 def plan_decode(decode: DecodeInputs, kind: AttentionKind) -> DecodePlan:
@@ -110,10 +117,11 @@ def attend_rows(
         if plan.order is None
         else plan.take("mixed", (*ordered.shape[:2], out.shape[2]), q, q.dtype)
     )
-    first = 0
+    ordered, made = (part.unflatten(1, (kv_heads, -1)).transpose(0, 1) for part in (ordered, mixed))
+    first, several = 0, len(plan.tiles) > 1
     for tile in plan.tiles:
         last = first + len(tile.rows)
-        by_head = ordered[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1)
+        by_head = ordered[:, first:last] if several else ordered
         queries = (
             plan.take("queries", tuple(by_head.shape), q, torch.float32)
             .copy_(by_head)
@@ -125,7 +133,7 @@ def attend_rows(
         answer = answer.view(*by_head.shape[:-1], -1)
         if value_scale is not None:
             answer = answer * value_scale
-        mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer)
+        (made[:, first:last] if several else made).copy_(answer)
         first = last
     if plan.back is not None:
         torch.index_select(mixed, 0, plan.back, out=out)

@@ -5,7 +5,7 @@ layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -32,6 +32,17 @@ class RotaryPlan:
     # [T * 2 * Hkv] int64: index of each token's and head's k and v, if plain blocks are viewed as
     # rows of D numbers
     rows: Tensor
+    # views of the buffers by number of heads: all layers take the same ones
+    views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def buffers(self, heads: int) -> tuple[Tensor, ...]:
+        """Returns the buffers for so many heads, `wide` and `turned` [T, heads, 2, D / 2], and
+        their halves [T, heads, D / 2]: first and second of `wide`, then of `turned`."""
+        found = self.views.get(heads)
+        if found is None:
+            wide, turned = self.wide[:, :heads], self.turned[:, :heads]
+            found = self.views[heads] = wide, turned, *wide.unbind(2), *turned.unbind(2)
+        return found
 
 
 class HasRotary(Protocol):
@@ -92,13 +103,11 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
 def rotate(x: Tensor, plan: RotaryPlan) -> None:
     """Rotates x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in
     float32."""
-    wide, turned = plan.wide, plan.turned
-    if x.shape[1] < wide.shape[1]:
-        wide, turned = wide[:, : x.shape[1]], turned[:, : x.shape[1]]
+    wide, turned, first, second, turned_first, turned_second = plan.buffers(x.shape[1])
     wide.copy_(x)
     torch.mul(wide, plan.cos[:, :, None], out=turned)
-    turned[:, :, 0].addcmul_(wide[:, :, 1], plan.sin, value=-1)
-    turned[:, :, 1].addcmul_(wide[:, :, 0], plan.sin)
+    turned_first.addcmul_(second, plan.sin, value=-1)
+    turned_second.addcmul_(first, plan.sin)
     x.copy_(turned)
 
 

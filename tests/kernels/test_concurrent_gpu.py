@@ -33,12 +33,12 @@ def test_a_shared_expert_beside_the_experts(kind: str | None, tokens: int) -> No
     ops = choose(device, torch.bfloat16)
     streams: list[torch.cuda.Stream] = []
 
-    def seen(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def seen(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         def noted() -> Tensor:
             streams.append(torch.cuda.current_stream())
-            return work()
+            return other()
 
-        return ops.concurrent(noted)
+        return ops.concurrent(work, noted)
 
     layers = []
     for number in range(LAYERS):
@@ -54,7 +54,7 @@ def test_a_shared_expert_beside_the_experts(kind: str | None, tokens: int) -> No
         layers.append(moe)
     given = torch.randn(tokens, size[0], device=device, dtype=torch.bfloat16)
 
-    def captured(of: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]):
+    def captured(of: Callable[..., tuple[Tensor, Tensor]]):
         used = replace(ops, concurrent=of)
 
         def forward() -> Tensor:
@@ -80,3 +80,23 @@ def test_a_shared_expert_beside_the_experts(kind: str | None, tokens: int) -> No
             graph.replay()
             if turn % 100 == 0:
                 assert torch.isfinite(got).all() and torch.equal(got, wanted), turn
+
+
+def test_an_error_in_a_branch_is_the_captures_error() -> None:
+    from penstock.kernels.triton.concurrent import concurrent
+
+    x = torch.ones(4, device="cuda")
+
+    def fails() -> Tensor:
+        raise MemoryError("here")
+
+    for pair in ((fails, lambda: x + 1), (lambda: x + 1, fails)):
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="relaxed")
+            with pytest.raises(MemoryError, match="here"):
+                try:
+                    concurrent(*pair)
+                finally:
+                    graph.capture_end()

@@ -130,3 +130,25 @@ def test_few_tokens_are_not_sorted():
         True,
         True,
     ]
+
+
+def test_many_inputs_of_down_scaled_by_row_are_summed_as_precisely_as_in_groups():
+    """Products whose scales come last stay in the tensor cores' sums over all inputs."""
+    from dataclasses import replace
+
+    import triton_kernel_cases_moe as cases
+
+    tokens, count, d, inner = 256, 2, 512, 14336
+    of, gate_up, down = cases.made_experts("cuda", torch.bfloat16, "channel", count, d, inner, 2)
+    x = cases.drawn(tokens, d, seed=7, dtype=torch.bfloat16)
+    scores = cases.drawn(tokens, count, seed=8, by=2.0, dtype=torch.bfloat16)
+    wanted, _ = cases.naive(x, scores, of, gate_up, down)
+    by_row, prepared = cases.moe.plan_of(tokens, of), cases.moe.prepare_experts(of)
+    assert by_row.scaled_by_row
+    cut = replace(by_row.gate_up, outputs=128, warps=8)
+    by_group = replace(by_row, gate_up=cut, scaled_by_row=False)
+    errors = [
+        (cases.moe.experts(x.cuda(), scores.cuda(), prepared, plan).double().cpu() - wanted).abs()
+        for plan in (by_row, by_group)
+    ]
+    assert errors[0].mean() < 1.25 * errors[1].mean()

@@ -26,6 +26,13 @@ SPANS = {
 CPU, F32 = "cpu", torch.float32
 
 
+def spans(kind: str, tokens: int) -> tuple[int, int]:
+    """Hidden size and inner size of a case: one token's kernel of four-bit floats is slow here, and
+    is seen with longer rows below."""
+    one = tokens == 1 and kind in ("four", "nvfp4")
+    return (96, 32) if one else SPANS.get(kind, (200, 72))
+
+
 @pytest.mark.parametrize("rows", [0, 16, 64])
 @pytest.mark.parametrize("shape", [(1, 5, 2), (40, 7, 3), (70, 64, 8)], ids=str)
 def test_routes(rows, shape):
@@ -92,7 +99,7 @@ def test_experts_whose_router_has_a_correction(tokens):
     [(k, t) for k in cases.KINDS for t in (1, 9, 40) if t != 9 or not k.startswith("int")],
 )
 def test_experts(kind, tokens):
-    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
+    cases.check_experts(CPU, F32, kind, tokens, 5, *spans(kind, tokens), 2)
 
 
 def test_experts_with_many_rows_scale_the_input_of_down_by_row():
@@ -110,7 +117,7 @@ def test_experts_with_many_rows_scale_the_input_of_down_by_row():
     ],
 )
 def test_experts_without_a_gate(kind, tokens):
-    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="none")
+    cases.check_experts(CPU, F32, kind, tokens, 5, *spans(kind, tokens), 2, gate="none")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_experts_without_a_gate(kind, tokens):
 )
 def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
     cases.check_experts(
-        CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="gelu_tanh", scaled=True
+        CPU, F32, kind, tokens, 5, *spans(kind, tokens), 2, gate="gelu_tanh", scaled=True
     )
 
 

@@ -28,7 +28,7 @@ from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
 # Tokens of steps with chunks alone, which are padded: products of different sizes use different
 # tiles, norms different rows per program; also needed if fewer rows may run.
-_CHUNK_TOKENS = (16, 32, 64, 128, 256, 1024)
+_CHUNK_TOKENS = (16, 32, 48, 64, 128, 256, 1024)
 # tokens of further such steps for models with experts, whose tiles have further heights
 _EXPERT_TOKENS = (512, 2048, 4096)
 # number of chunks in a step: more than the chunks that delta_chunks.py handles with its kernel for

@@ -268,9 +268,9 @@ class Ops:
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
-    # function `work` -> function that returns what `work` returned. The launches of `work`, without
-    # sums over ranks, may run beside those made between both calls
-    concurrent: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+    # two functions -> what they return. Their launches, without sums over ranks, may run beside each
+    # other
+    concurrent: Callable[[Callable[[], Tensor], Callable[[], Tensor]], tuple[Tensor, Tensor]]
     # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
     # k experts (the lower number among equal scores), weighted and summed in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]

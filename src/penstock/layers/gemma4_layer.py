@@ -6,7 +6,7 @@ published code of Gemma 4; there is no report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,15 +36,10 @@ class RoutedBeside:
     moe: Moe
     behind: Norm
 
-    def __call__(
-        self, ops: Ops, made: Tensor | Callable[[], Tensor], inputs: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Returns the MLP's and the experts' outputs [T, d] with the weights of their norms. made:
-        the MLP's output [T, d], or a function that returns it. inputs: of the router and of the
+    def __call__(self, ops: Ops, inputs: Sequence[Tensor]) -> Tensor:
+        """Returns the experts' output [T, d] before its norm. inputs: of the router and of the
         experts, [T, d] each."""
-        routed = self.moe.answer(ops, inputs[1], self.moe.router(ops, inputs[0]))
-        own = made() if callable(made) else made
-        return (own, self.behind_mlp.weight.value), (routed, self.behind.weight.value)
+        return self.moe.answer(ops, inputs[1], self.moe.router(ops, inputs[0]))
 
     def weights(self) -> Iterator[Weight]:
         for part in (self.behind_mlp, self.before_router, self.before, self.moe, self.behind):
@@ -120,12 +115,13 @@ class Gemma4Layer:
             tuple(norm.weight.value for norm in norms),
             self.mlp_norm.eps,
         )
-        made: Tensor | Callable[[], Tensor]
         if self.mlp.down.is_summed:  # sums over ranks run one after another
             made = self.mlp(ops, rows)
+            found = routed(ops, inputs)
         else:
-            made = ops.concurrent(lambda: self.mlp(ops, rows))
-        parts, weight = routed(ops, made, inputs), self.behind.weight.value
+            found, made = ops.concurrent(lambda: routed(ops, inputs), lambda: self.mlp(ops, rows))
+        parts = (made, routed.behind_mlp.weight.value), (found, routed.behind.weight.value)
+        weight = self.behind.weight.value
         last = self.scale.value if self.own is None else None
         return ops.add_normed(stream, parts, weight, self.behind.eps, last)
 

@@ -6,7 +6,7 @@ step, d: hidden size, intermediate: inner size of an expert."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,12 +65,10 @@ class SharedExpert:
     gate: Weight | None = None
     scale: float = 1.0  # factor of the shared expert's output
 
-    def start(self, ops: Ops, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """Launches the MLP for x [T, d] beside what is launched next. Returns a function that adds
-        the MLP's output to the experts' [T, d] and returns the sum."""
-        made, gate = ops.concurrent(lambda: self.mlp(ops, x)), self.gate
-        opened = None if gate is None else gate.value
-        return lambda out: ops.add_opened(out, made(), x, opened, self.scale)
+    def add_to(self, out: Tensor, made: Tensor, ops: Ops, x: Tensor) -> Tensor:
+        """Adds the MLP's output `made` for x to out, [T, d] each; returns out."""
+        gate = None if self.gate is None else self.gate.value
+        return ops.add_opened(out, made, x, gate, self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -114,19 +112,20 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """Returns the output [T, d] for T tokens x [T, d]."""
         x = wide(x)
-        add_shared = None if self.shared is None else self.shared.start(ops, x)
-        return self.answer(ops, x, self.router(ops, x), add_shared)
+        if (shared := self.shared) is None:
+            return self.answer(ops, x, self.router(ops, x))
+        out, made = ops.concurrent(
+            lambda: self._routed(ops, x, self.router(ops, x)), lambda: shared.mlp(ops, x)
+        )
+        return self._sum(shared.add_to(out, made, ops, x))
 
-    def answer(
-        self,
-        ops: Ops,
-        x: Tensor,
-        scores: Tensor,
-        add_shared: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
+    def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
         """Returns the experts' output [T, d] for x [T, d]. scores: the router's scores [T,
-        experts], which may be computed from another input than x. add_shared: from
-        `SharedExpert.start`."""
+        experts], which may be computed from another input than x."""
+        return self._sum(self._routed(ops, x, scores))
+
+    def _routed(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
+        """Returns `answer`, or this rank's part of it."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
@@ -134,9 +133,11 @@ class Moe:
         # each rank may map its own part of the sum, since the map is linear
         if self.latent is not None:
             out = self.latent[1](ops, out)
-        if add_shared is not None:
-            out = add_shared(out)
-        return out if self.summed is None else self.summed.all_reduce(out)
+        return out
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """Returns the sum over ranks of their parts [T, d]."""
+        return part if self.summed is None else self.summed.all_reduce(part)
 
     def matrices(self) -> Iterator[Linear]:
         # the router is left out, since it is never quantized

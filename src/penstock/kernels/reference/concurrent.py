@@ -1,4 +1,4 @@
-"""Work beside other work: on one stream, `work` runs at once."""
+"""Work beside other work: on one stream, one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 
-def concurrent(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Returns a function that returns the result of `work`."""
-    made = work()
-    return lambda: made
+def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns what `work` and `other` return; `other` runs first."""
+    made = other()
+    return work(), made

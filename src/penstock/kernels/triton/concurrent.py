@@ -2,7 +2,7 @@
 memory idle, and launches of another branch of the graph use it meanwhile.
 
 Outside of a graph the host's launches bound such steps, and tensors that two streams share would
-have to be kept for longer; there `work` runs at once, on the current stream. Branches must not sum
+have to be kept for longer; there one runs after the other, on the current stream. Branches must not sum
 over ranks: all such sums share their memory and run in one order."""
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ from torch import Tensor
 _BESIDE: dict[torch.cuda.Stream, torch.cuda.Stream] = {}  # stream -> the one beside it
 
 
-def concurrent(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Runs `work` on a stream beside the current one if a graph is being captured. Returns a
-    function that makes the current stream wait for `work` and returns what `work` returned; call
-    that function before the graph ends."""
+def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns what `work` and `other` return. If a graph is being captured, `other` is launched on
+    a stream beside the current one, which waits for it in the end."""
     if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
-        made = work()
-        return lambda: made
+        made = other()
+        return work(), made
     here = torch.cuda.current_stream()
     beside = _beside(here)
     beside.wait_stream(here)
-    with torch.cuda.stream(beside):
-        made = work()
-
-    def joined() -> Tensor:
+    try:
+        with torch.cuda.stream(beside):
+            made = other()
+        return work(), made
+    finally:
+        # also after an error, which the end of a capture with an open branch would hide
         here.wait_stream(beside)
-        return made
-
-    return joined
 
 
 def _beside(here: torch.cuda.Stream) -> torch.cuda.Stream:

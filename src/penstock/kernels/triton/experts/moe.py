@@ -1,5 +1,5 @@
 """Mixture of experts: each token goes through its k experts. There are five launches, four with few
-tokens, or six with many in eight bits.
+tokens; in eight bits one or two more, which quantize rows.
 
   route         the router: k experts and weights of each token (`moe_route.py`)
   place         sorts pairs (token, choice) by expert; left out with few tokens (`moe_route.py`)
@@ -232,8 +232,8 @@ def _in_form(x: Tensor, form: Form) -> Rows:
 
 def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
     """Returns act(gate) * up for each slot (a pair, in the order of `Routes`), [T * k, F], in the
-    representation that the down product needs. In e4m3, one scale covers the outputs of a program.
-    """
+    representation that the down product needs. In e4m3 there is a scale a row with
+    `scaled_by_row`, else one for the outputs of a program."""
     inner, slots = of.shape[2], routes.chosen.numel()
     form, device = plan.down.form, routes.chosen.device
     if form == "wide" or plan.scaled_by_row:

@@ -1,6 +1,11 @@
 """Experts of a single token with weights in four-bit floats, by the method of
 `linear/linear_four.py`: the row is in fixed point, e2m1 numbers are looked up and multiplied in
-integers, without tensor cores. Weights are read once.
+integers, without tensor cores. Weights are read once. Before them run
+
+  fixed point   of the row (`fixed_row.py`)
+  route         the choice of experts, and their weights (`moe_route.py`)
+
+and then two launches:
 
   gate and up   a program has some outputs of one of the token's experts, and stores act(gate) * up
                 in fixed point

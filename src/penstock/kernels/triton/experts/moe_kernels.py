@@ -309,11 +309,12 @@ def _grouped(
     FIRST: True: the product with gate and up: x has a row per token, out a row per slot. False: the
     product with down: x has a row per slot, out a row per pair. GATED: kind of gate
     (`activation.gated`), with N outputs of gate and N of up; 0: up alone. W_SCALES, X_SCALES:
-    scales of weights and of x: 0 none, 1 one per row, 2 one for WG (XG) inputs, a multiple of BK; 3
-    and 4: e2m1 weights, with scales from `in_pairs` (3) or `in_words` (4) of `fp4_scales.py` and
-    w_more [E, outputs], the factors of rows. INTEGERS: `widen.FOUR` or `widen.EIGHT` for integer
-    weights, else 0. Integers have scales [E, K / WG, outputs], and if ZEROS zero points in w_more.
-    FEW: tiles of at most this many rows, the last of an expert, are computed with BM = FEW."""
+    scales of weights and of x: 0 none, 1 one per row, 2 one for WG (XG) inputs, a multiple of BK
+    (XG is read for 2 alone); 3 and 4: e2m1 weights, with scales from `in_pairs` (3) or `in_words`
+    (4) of `fp4_scales.py` and w_more [E, outputs], the factors of rows. INTEGERS: `widen.FOUR` or
+    `widen.EIGHT` for integer weights, else 0. Integers have scales [E, K / WG, outputs], and if
+    ZEROS zero points in w_more. FEW: tiles of at most this many rows, the last of an expert, are
+    computed with BM = FEW."""
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
     if SORTED:

@@ -1,6 +1,6 @@
 """Times each kernel of this machine beside a plain form, with its share of what is possible.
 
-    python benchmarks/kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9]
+    python benchmarks/cpu_kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9]
                                  [--threads N] [--json]
 
 Two steps are measured: the demo model's decode (1,024 rows, 16 groups of 64, prompts of 240 to 330

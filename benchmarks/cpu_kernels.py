@@ -1,7 +1,7 @@
 """Times each kernel of this machine beside a plain form, with its share of what is possible.
 
     python benchmarks/cpu_kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9]
-                                 [--threads N] [--json]
+                                     [--threads N] [--json]
 
 Two steps are measured: the demo model's decode (1,024 rows, 16 groups of 64, prompts of 240 to 330
 tokens, about 32 own tokens) and Qwen2.5-0.5B's (32 rows alone, 64 to 320 tokens; and one chunk of

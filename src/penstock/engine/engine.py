@@ -25,7 +25,7 @@ from penstock.shared_weights import WeightsSource
 from penstock.structured_output.mask_patience import MaskPatience
 from penstock.structured_output.mask_pool import Form, MaskPool
 
-_SELDOM = 8  # of so many steps without drafts one is measured while the gate rests for long
+_SELDOM = 8  # steps without drafts of which one is measured while the gate rests for long
 _LOOK = 2e-4  # seconds between two checks whether the token masks of a step have been made
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 

@@ -246,14 +246,14 @@ class Ops:
     add_rms_norm: Callable[
         [Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]
     ]
-    # x, residual (may be overwritten), weight of a norm of x before the sum, weights of norms of the
-    # sum, eps -> (the sum's norms, wide; the sum: the next residual)
+    # x, residual (may be overwritten), weight of a norm of x before the sum, weights of the sum's
+    # norms, eps -> (the norms, wide; the sum: the next residual)
     add_rms_norms: Callable[
         [Tensor, Tensor, Tensor, tuple[Tensor, ...], float], tuple[list[Tensor], Tensor]
     ]
     # stream [T, d] (may be overwritten), one or two parts (x [T, d], weight of its norm), weight of
-    # a norm of the sum of two normed parts, eps, scale [1] or None -> (stream + the normed part or
-    # that sum's norm) * scale
+    # a norm of the sum of two normed parts, eps, scale [1] or None -> (stream + made) * scale; made:
+    # the sum's norm, or the one normed part
     add_normed: Callable[
         [Tensor, tuple[tuple[Tensor, Tensor], ...], Tensor | None, float, Tensor | None], Tensor
     ]
@@ -268,8 +268,7 @@ class Ops:
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
-    # two functions -> what they return. Their launches, without sums over ranks, may run beside each
-    # other
+    # two functions, without sums over ranks -> what they return; their launches may run side by side
     concurrent: Callable[[Callable[[], Tensor], Callable[[], Tensor]], tuple[Tensor, Tensor]]
     # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
     # k experts (the lower number among equal scores), weighted and summed in float32

@@ -90,11 +90,11 @@ class Gemma4Layer:
         rows, stream = self.mixer_norm(ops, x, None, self.mixer.reader)
         mixed = self.mixer(ops, rows, step, state[0])
         scale, eps, behind = self.scale.value, self.behind.eps, self.behind.weight.value
+        last = scale if self.own is None else None
         if self.routed is not None:
-            stream = self._beside(ops, self.routed, mixed, step.keep(stream))
+            stream = self._beside(ops, self.routed, mixed, step.keep(stream), last)
         else:
             rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), self.mlp.reader)
-            last = scale if self.own is None else None
             stream = ops.add_normed(stream, ((self.mlp(ops, rows), behind),), None, eps, last)
         if self.own is not None:
             assert step.layer_inputs is not None, "the decoder makes them"
@@ -103,9 +103,11 @@ class Gemma4Layer:
             stream = ops.add_normed(stream, (part,), None, eps, scale)
         return stream, None
 
-    def _beside(self, ops: Ops, routed: RoutedBeside, mixed: Tensor, stream: Tensor) -> Tensor:
-        """Returns the scaled sum of stream [T, d] and the output of MLP and experts. mixed: the
-        mixer's output [T, d]."""
+    def _beside(
+        self, ops: Ops, routed: RoutedBeside, mixed: Tensor, stream: Tensor, last: Tensor | None
+    ) -> Tensor:
+        """Returns the sum of stream [T, d] and the output of MLP and experts, times last [1]
+        (None: 1). mixed: the mixer's output [T, d]."""
         norms = (self.mlp_norm, routed.before_router, routed.before)
         assert self.mlp_norm.first is not None, "the mixer's output is normed"
         (rows, *inputs), stream = ops.add_rms_norms(
@@ -121,9 +123,7 @@ class Gemma4Layer:
         else:
             found, made = ops.concurrent(lambda: routed(ops, inputs), lambda: self.mlp(ops, rows))
         parts = (made, routed.behind_mlp.weight.value), (found, routed.behind.weight.value)
-        weight = self.behind.weight.value
-        last = self.scale.value if self.own is None else None
-        return ops.add_normed(stream, parts, weight, self.behind.eps, last)
+        return ops.add_normed(stream, parts, self.behind.weight.value, self.behind.eps, last)
 
     def keeps(self) -> Sequence[Keeper]:
         return (cast(Keeper, self.mixer),)

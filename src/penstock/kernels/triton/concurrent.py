@@ -2,8 +2,8 @@
 memory idle, and launches of another branch of the graph use it meanwhile.
 
 Outside of a graph the host's launches bound such steps, and tensors that two streams share would
-have to be kept for longer; there one runs after the other, on the current stream. Branches must not sum
-over ranks: all such sums share their memory and run in one order."""
+have to be kept for longer; there one runs after the other, on the current stream. Branches must not
+sum over ranks: all such sums share their memory and run in one order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple
             made = other()
         return work(), made
     finally:
-        # also after an error, which the end of a capture with an open branch would hide
+        # After an error too: the end of a capture with an open branch would hide it.
         here.wait_stream(beside)
 
 

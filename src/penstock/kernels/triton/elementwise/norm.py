@@ -28,6 +28,11 @@ def _normed(x, weight, column, d, eps, dtype: tl.constexpr, WIDE: tl.constexpr):
     return (rounded * by).to(dtype)
 
 
+@triton.jit
+def _plus(one, other, dtype: tl.constexpr):
+    return (one.to(tl.float32) + other.to(tl.float32)).to(dtype)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x,
@@ -60,8 +65,7 @@ def _rms_norm(
         wide = _normed(wide, first, column, d, eps, dtype, WIDE)
     if ADD:
         place = residual + row.to(tl.int64) * d + column
-        before = tl.load(place, mask=there, other=0.0)
-        wide = (wide.to(tl.float32) + before.to(tl.float32)).to(dtype)
+        wide = _plus(wide, tl.load(place, mask=there, other=0.0), dtype)
         tl.store(place, wide, mask=there)
     normed = _normed(wide, weight, column, d, eps, dtype, WIDE)
     at = row.to(tl.int64) * d + column
@@ -100,8 +104,7 @@ def _add_rms_norms(
     wide = tl.load(x + row * stride + column, mask=there, other=0.0)
     wide = _normed(wide, first, column, d, eps, dtype, WIDE)
     at = row * d + column
-    before = tl.load(residual + at, mask=there, other=0.0)
-    wide = (wide.to(tl.float32) + before.to(tl.float32)).to(dtype)
+    wide = _plus(wide, tl.load(residual + at, mask=there, other=0.0), dtype)
     tl.store(residual + at, wide, mask=there)
     tl.store(out + at, _normed(wide, weight, column, d, eps, dtype, WIDE), mask=there)
     if COUNT > 1:
@@ -144,11 +147,9 @@ def _add_normed(
     if TWO:
         more = tl.load(other + row * other_stride + column, mask=there, other=0.0)
         more = _normed(more, of_other, column, d, eps, dtype, WIDE)
-        made = (made.to(tl.float32) + more.to(tl.float32)).to(dtype)
-        made = _normed(made, of_sum, column, d, eps, dtype, WIDE)
+        made = _normed(_plus(made, more, dtype), of_sum, column, d, eps, dtype, WIDE)
     place = stream + row * d + column
-    total = tl.load(place, mask=there, other=0.0).to(tl.float32) + made.to(tl.float32)
-    total = total.to(dtype)
+    total = _plus(tl.load(place, mask=there, other=0.0), made, dtype)
     if SCALED:
         total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(dtype)
     tl.store(place, total, mask=there)
@@ -201,7 +202,7 @@ def add_rms_norms(
             eps,
             COUNT=len(weights),
             WIDE=first.dtype == torch.float32,
-            **_by_row(x),
+            **_options(x),
         )
     return outs, residual
 
@@ -236,23 +237,27 @@ def add_normed(
             TWO=weight is not None,
             SCALED=scale is not None,
             WIDE=of_x.dtype == torch.float32,
-            **_by_row(x),
+            **_options(x),
         )
     return stream
 
 
-def _by_row(x: Tensor) -> dict[str, Any]:
-    """Returns the options of kernels of which a program handles one row of x."""
-    width = next_power_of_2(x.shape[1])
-    early = early_of(x.device, x.shape[0])
-    # as `_launch` has it: no fused multiply-add, and fewer warps where there are many rows
-    most = max(4, width // 1024) if x.shape[0] > 256 else 16
+def _options(x: Tensor, each: int = 1, summed: bool = True) -> dict[str, Any]:
+    """Returns the options of kernels of which a program handles `each` rows of x [T, d]. summed:
+    True if the norm of x is added to other numbers."""
+    rows, width = x.shape[0], next_power_of_2(x.shape[1])
+    early = early_of(x.device, cdiv(rows, each))
+    # Two norms of 16,384 rows of 2,560 take 114 us with 16 warps and 92 us with 4. Wider rows need
+    # more warps, or registers spill.
+    most = max(4, width // 1024) if rows > 256 and summed else 16
     return {
         "EARLY": early,
         "D": width,
-        "num_warps": max(1, min(most, width // 256)),
+        "num_warps": max(1, min(most, width * each // 256)),
         "launch_pdl": bool(early),
-        "enable_fp_fusion": False,
+        # A fused multiply-add would skip the rounding between the norm and the sum, which changes
+        # results by up to 0.02.
+        "enable_fp_fusion": not summed,
     }
 
 
@@ -266,13 +271,7 @@ def _launch(
         else empty_rows(x, form)
     )
     if rows:
-        width = next_power_of_2(d)
-        each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = early_of(x.device, cdiv(rows, each))
-        # Two norms of 16,384 rows of 2,560 take 114 us with 16 warps and 92 us with 4. Wider rows
-        # need more warps, or registers spill.
-        most = max(4, width // 1024) if rows > 256 and first is not None else 16
-        warps = max(1, min(most, width * each // 256))
+        each = max(1, min(4, 1024 // next_power_of_2(d))) if rows > 256 else 1
         _rms_norm[(cdiv(rows, each),)](
             x,
             x if residual is None else residual,
@@ -286,14 +285,8 @@ def _launch(
             ADD=residual is not None,
             FIRST=first is not None,
             FP8=BITS[form],
-            EARLY=early,
             WIDE=weight.dtype == torch.float32,
             ROWS=each,
-            D=width,
-            num_warps=warps,
-            launch_pdl=bool(early),
-            # A fused multiply-add would skip the rounding between the first norm and the sum, which
-            # changes results by up to 0.02.
-            enable_fp_fusion=first is None,
+            **_options(x, each, first is not None),
         )
     return out

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from penstock.kernels.reference.concurrent import concurrent as one_after_the_other
+
 _BESIDE: dict[torch.cuda.Stream, torch.cuda.Stream] = {}  # stream -> the one beside it
 
 
@@ -19,8 +21,7 @@ def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple
     """Returns what `work` and `other` return. If a graph is being captured, `other` is launched on
     a stream beside the current one, which waits for it in the end."""
     if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
-        made = other()
-        return work(), made
+        return one_after_the_other(work, other)
     here = torch.cuda.current_stream()
     beside = _beside(here)
     beside.wait_stream(here)

@@ -92,6 +92,8 @@ class Shape:
         } | self.other
         if "hidden_activation" in self.other:  # Gemma's name for it
             del config["hidden_act"]
+        if "rope_parameters" in self.other:  # other readers prefer the older names, even if null
+            del config["rope_theta"], config["rope_scaling"]
         return config
 
     def end_ids(self) -> list[int]:
@@ -171,8 +173,6 @@ _GEMMA4 = {
     "global_head_dim": 512,
     "final_logit_softcapping": 30.0,
     "mlp_bias": None,
-    "rope_theta": None,
-    "rope_scaling": None,
     "rope_parameters": {
         "full_attention": {
             "partial_rotary_factor": 0.25,

@@ -102,9 +102,9 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *spans(kind, tokens), 2)
 
 
-def test_experts_with_many_rows_scale_the_input_of_down_by_row():
+def test_experts_of_more_rows_than_are_paired_scale_the_input_of_down_by_row():
     of, _, _ = cases.made_experts(CPU, F32, "channel", 2, 136, 72, 2)
-    assert cases.moe.plan_of(100, of).scaled_by_row and not cases.moe.plan_of(90, of).scaled_by_row
+    assert cases.moe.plan_of(17, of).scaled_by_row and not cases.moe.plan_of(16, of).scaled_by_row
     cases.check_experts(CPU, F32, "channel", 100, 2, 136, 72, 2)
 
 

@@ -92,6 +92,8 @@ def _walk(
     beyond = RANK_PAD // 2 + lane
     FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
     BESIDE: tl.constexpr = TURNING if EIGHT else FROM
+    # sums of weights by column of a tile: a sum over columns would wait for all warps
+    sums = tl.where(token[None, :] == 0, state_sum[:, None], 0.0)
     for at in range(begin, end, TOKENS):
         where = at + token
         stored = where < end
@@ -120,12 +122,12 @@ def _walk(
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
         shrink = tl.exp2(state_max - larger)
-        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + weights
         weights = weights.to(one.dtype)
         low = tl.dot(weights, one, low * shrink[:, None], input_precision=PRECISION)
         high = tl.dot(weights, two, high * shrink[:, None], input_precision=PRECISION)
         state_max = larger
-    return state_max, state_sum, low, high
+    return state_max, tl.sum(sums, 1), low, high
 
 
 @triton.jit

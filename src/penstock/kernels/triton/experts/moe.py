@@ -151,13 +151,9 @@ def plan_of(tokens: int, of: Experts) -> Plan:
             Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True
         )
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
-    if rows == 128 and not by_group:
-        return Plan(
-            Cut(rows, 64, 128, 3, 4, form),
-            Cut(rows, 128, 128, 3, 4, form),
-            True,
-            scaled_by_row=True,
-        )
+    if form == "eight" and not by_group:
+        gate_up, down = Cut(rows, 64, 128, 3, 4, form), Cut(rows, 128, 128, 3, 4, form)
+        return Plan(gate_up, down, True, scaled_by_row=True)
     down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)
     return Plan(Cut(rows, 128, 128, 3, warps, form), down, True)
 

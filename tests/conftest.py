@@ -110,7 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws from a generator that nobody handed over is the same each time too."""
     random.seed(0)
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(0)  # `torch.manual_seed` imports torch's compiler
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps a traceback of each call
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(0)
 

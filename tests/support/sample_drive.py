@@ -37,7 +37,7 @@ def requests() -> list[Request]:
             request_id=number,
             prompt=np.array(prompt, np.int32).tobytes(),
             sampling=SamplingParams(
-                n=1 + 2 * (number % 3), max_tokens=8 + number, seed=number, ignore_eos=True
+                n=1 + number % 3, max_tokens=8 + number, seed=number, ignore_eos=True
             ),
         )
         for number, prompt in enumerate(prompts)

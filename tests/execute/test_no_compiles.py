@@ -75,7 +75,8 @@ BEHIND = LLAMA | {
 LATENT = LLAMA | {
     "model_type": "deepseek_v3",
     "architectures": ["DeepseekV3ForCausalLM"],
-    "num_key_value_heads": 8,
+    "num_attention_heads": 20,  # one tile of them, or two where rows are few
+    "num_key_value_heads": 20,
     "kv_lora_rank": 64,
     "q_lora_rank": 48,
     "qk_rope_head_dim": 16,
@@ -127,7 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "latent vectors, prefixes expanded": {
         "shape": LATENT,
-        "knobs": {"max_num_seqs": 60, "prefix_groups": "always"},
+        "knobs": {"max_num_seqs": 100, "prefix_groups": "always"},
         "prefixes": True,
     },
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},

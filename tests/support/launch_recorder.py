@@ -184,7 +184,8 @@ class Prefixes:
 
 @contextmanager
 def prefixes_expanded(wanted: bool) -> Iterator[Prefixes]:
-    """wanted: latent attention expands all prefix groups."""
+    """wanted: latent attention expands all prefix groups of steps whose rows are many enough for
+    the tiles of large steps, the only ones in which it does."""
     found, real, fitting = Prefixes(), latent.attend_expanded, latent_chunks.heads_at_once
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
@@ -193,7 +194,7 @@ def prefixes_expanded(wanted: bool) -> Iterator[Prefixes]:
                 latent_chunks, "heads_at_once", lambda *told: 3 if found.few else fitting(*told)
             )
             for place in (step_kinds, warm):
-                patch.setattr(place, "PREFIX_ROWS", 1)
+                patch.setattr(place, "PREFIX_ROWS", latent.MANY)
 
         def noted(q: Any, up: Any, kv: Any, seen: Any, ends: Any, *rest: Any) -> None:
             found.calls += ends.lse is not None

@@ -36,7 +36,9 @@ from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
 Shape = tuple[int, int, int, int]  # (least queries of a program, tokens of a tile, warps, stages)
-MANY = 64  # rows from which on the GPU has programs enough if one holds up to 32 heads
+# Rows from which on the GPU has programs enough if one holds up to 32 heads. At most PREFIX_ROWS,
+# since the start compiles rows beside expanded prefixes for the largest step alone.
+MANY = 64
 
 
 def latent_attention(

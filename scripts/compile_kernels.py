@@ -259,10 +259,17 @@ def compile_all(asked: argparse.Namespace) -> bool:
     failed = False
     for chip in asked.chips:
         begun, wanted = time.monotonic(), dict[tuple[str, str, str], tuple[str, Launch]]()
+        names: set[str] = set()
         for name in asked.models:
             for key, launch in launches_of(name, chip).items():
+                names.add(key[0])
                 if asked.kernels is None or key[0] in asked.kernels:
                     wanted.setdefault(key, (name, launch))
+        if unknown := set(asked.kernels or ()) - names:
+            raise SystemExit(
+                f"{', '.join(sorted(unknown))}: no kernel that these models launch. They launch"
+                f" {', '.join(sorted(names))}"
+            )
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             faults = list(
                 pool.map(fault_of, [launch for _, launch in wanted.values()], [chip] * len(wanted))

@@ -8,7 +8,6 @@ room.
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
 import os
 import random

@@ -226,7 +226,8 @@ def rare_collections() -> Iterator[None]:
     here is cyclic. With Python's settings and 1,000 open streams, a full collection ran twice a
     second and delayed every stream by 135 ms, or by 68 ms if it skipped the loaded objects. The
     server added 125 ms to the 99th percentile of latency; with this setting it adds 31 ms
-    (benchmarks/streams.py, 30k events/s, 2 busy cores).
+    (benchmarks/streams.py, 30k events/s, 2 busy cores). Afterwards the objects are freed as usual
+    again, unless some were frozen before (unswept.py): Python thaws all or none.
     """
     usual, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()

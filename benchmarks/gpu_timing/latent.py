@@ -149,12 +149,13 @@ class Case:
 
     def vectors_calls(self) -> Calls:
         """Returns calls of the part between the two products."""
-        kind, step, width = self.model.kind, self.step, self.model.sizes.width
+        kind, step, sizes = self.model.kind, self.step, self.model.sizes
         torch.manual_seed(0)
-        asked = torch.randn(self.q.shape[0], self.model.heads, width, device=GPU, dtype=B)
-        planned = plan(step, kind, asked, B)
+        asked = torch.randn(self.q.shape[0], self.model.heads, sizes.rank, device=GPU, dtype=B)
+        rotated, planned = self.q[..., sizes.still :], plan(step, kind, asked, B)
         return [
-            partial(latent.attend_vectors, asked, kv, step, kind, planned) for kv in self.layers
+            partial(latent.attend_vectors, asked, rotated, kv, step, kind, planned)
+            for kv in self.layers
         ]
 
 

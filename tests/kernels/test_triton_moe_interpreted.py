@@ -102,10 +102,11 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *spans(kind, tokens), 2)
 
 
-def test_experts_of_more_rows_than_are_paired_scale_the_input_of_down_by_row():
-    of, _, _ = cases.made_experts(CPU, F32, "channel", 2, 136, 72, 2)
+@pytest.mark.parametrize("kind", ["channel", "group"])
+def test_experts_of_more_rows_than_are_paired_scale_the_input_of_down_by_row(kind):
+    of, _, _ = cases.made_experts(CPU, F32, kind, 2, 136, 72, 2)
     assert cases.moe.plan_of(17, of).scaled_by_row and not cases.moe.plan_of(16, of).scaled_by_row
-    cases.check_experts(CPU, F32, "channel", 100, 2, 136, 72, 2)
+    cases.check_experts(CPU, F32, kind, 100, 2, 136, 72, 2)
 
 
 # The first three and four-bit floats have kernels for one token; integers' kernels take any number.

@@ -101,28 +101,30 @@ def _absorbed(
 ) -> Tensor:
     """Computes attention by queries that are multiplied by `up`; writes it to `out` and returns
     that. lse: None, or as in `attend_vectors`."""
-    asked = absorbed_queries(q, up, sizes)
-    return values_of(attend_vectors(asked, kv, inputs, kind, plan, lse), up, sizes, out)
+    asked, rotated = absorbed_queries(q, up, sizes), q[..., sizes.still :]
+    seen = attend_vectors(asked, rotated, kv, inputs, kind, plan, lse)
+    return values_of(seen, up, sizes, out)
 
 
 def attend_vectors(
     q: Tensor,
+    rotated: Tensor,
     kv: LatentKv,
     inputs: StepInputs,
     kind: AttentionKind,
     plan: KindPlan,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention in the absorbed form. q: [T, H, rank + turning], queries multiplied by the
-    keys' part of `up`: the decode queries, and the chunks' tokens if q has them. Returns weighted
-    sums of latents, [T, H, rank]. lse: [S, H] float32; None: decode queries see their group's
-    prefix. Else they see only their own tokens, and their log-sum-exp is written to lse."""
-    rank, rows = kv.value_width, inputs.rows
-    out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
+    """Computes attention in the absorbed form. q: [T, H, rank] without gaps, queries multiplied by
+    the keys' part of `up`: the decode queries, and the chunks' tokens if q has them. rotated: their
+    rotated parts, [T, H, turning], whose last dimension has no gaps. Returns weighted sums of
+    latents, [T, H, rank]. lse: [S, H] float32; None: decode queries see their group's prefix. Else
+    they see only their own tokens, and their log-sum-exp is written to lse."""
+    rows, out = inputs.rows, torch.empty_like(q)
     if (decode := plan.decode) is not None:
         if lse is None:
-            _attend_prefixes(q[:rows], kv, decode, kind, plan)
-        _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows], lse)
+            _attend_prefixes(q[:rows], rotated, kv, decode, kind, plan)
+        _attend_rows(q[:rows], rotated, kv, decode, kind, plan, out[:rows], lse)
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
         count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
@@ -131,6 +133,7 @@ def attend_vectors(
         parts = cdiv(kind.heads, held)
         _prefill[(tiles * parts,)](
             q[rows:],
+            rotated[rows:],
             *_stored(kv, out),
             out[rows:],
             chunks.start,
@@ -139,7 +142,7 @@ def attend_vectors(
             count,
             tiles,
             kind.scale * LOG2_E,
-            q.stride(0),
+            *rotated.stride()[:2],
             *_strides(kv),
             chunks.block_table.stride(0),
             HEADS=kind.heads,
@@ -153,7 +156,12 @@ def attend_vectors(
 
 
 def _attend_prefixes(
-    q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan
+    q: Tensor,
+    rotated: Tensor,
+    kv: LatentKv,
+    decode: DecodeInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
 ) -> None:
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
@@ -163,6 +171,7 @@ def _attend_prefixes(
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
         q,
+        rotated,
         *_stored(kv, state.lse),
         state.answer,
         state.lse,
@@ -172,7 +181,7 @@ def _attend_prefixes(
         count,
         state.splits,
         kind.scale * LOG2_E,
-        q.stride(0),
+        *rotated.stride()[:2],
         *_strides(kv),
         groups.blocks.stride(0),
         HEADS=kind.heads,
@@ -189,6 +198,7 @@ def _attend_prefixes(
 
 def _attend_rows(
     q: Tensor,
+    rotated: Tensor,
     kv: LatentKv,
     decode: DecodeInputs,
     kind: AttentionKind,
@@ -217,6 +227,7 @@ def _attend_rows(
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
         q,
+        rotated,
         *_stored(kv, out),
         out,
         answer,
@@ -231,7 +242,7 @@ def _attend_rows(
         splits,
         split_tokens,
         prefix_splits,
-        q.stride(0),
+        *rotated.stride()[:2],
         *_strides(kv),
         decode.table.stride(0),
         HEADS=heads,

@@ -21,6 +21,7 @@ from penstock.kernels.triton.attention.latent_walk import _queries, _walk, _with
 )
 def _prefix(
     q,
+    rotated,
     vectors,
     beside,
     of_eight,
@@ -32,7 +33,8 @@ def _prefix(
     groups,
     splits,
     scale,
-    stride_q,
+    stride_rotated,
+    stride_head,
     stride_block,
     stride_beside,
     stride_blocks,
@@ -66,10 +68,12 @@ def _prefix(
     if row < row_end and begin < end:
         member, head, valid, front, back, turned = _queries(
             q,
+            rotated,
             row,
             row_end,
             part,
-            stride_q,
+            stride_rotated,
+            stride_head,
             HEADS,
             HELD,
             QUERIES,
@@ -119,6 +123,7 @@ def _prefix(
 )
 def _own(
     q,
+    rotated,
     vectors,
     beside,
     of_eight,
@@ -136,7 +141,8 @@ def _own(
     splits,
     split_tokens,
     prefix_splits,
-    stride_q,
+    stride_rotated,
+    stride_head,
     stride_block,
     stride_beside,
     stride_blocks,
@@ -176,10 +182,12 @@ def _own(
     if (begin < end) | (split == 0):
         _, head, valid, front, back, turned = _queries(
             q,
+            rotated,
             item.to(tl.int32),
             item.to(tl.int32) + 1,
             heads,
-            stride_q,
+            stride_rotated,
+            stride_head,
             HEADS,
             HELD,
             QUERIES,
@@ -255,6 +263,7 @@ def _own(
 )
 def _prefill(
     q,
+    rotated,
     vectors,
     beside,
     of_eight,
@@ -265,7 +274,8 @@ def _prefill(
     chunks,
     tiles,
     scale,
-    stride_q,
+    stride_rotated,
+    stride_head,
     stride_block,
     stride_beside,
     stride_blocks,
@@ -290,10 +300,12 @@ def _prefill(
     if row < chunk_end:
         member, head, valid, front, back, turned = _queries(
             q,
+            rotated,
             row,
             chunk_end,
             part,
-            stride_q,
+            stride_rotated,
+            stride_head,
             HEADS,
             HELD,
             QUERIES,

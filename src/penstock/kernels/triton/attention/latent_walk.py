@@ -11,10 +11,12 @@ import triton.language as tl
 @triton.jit
 def _queries(
     q,
+    rotated,
     row,
     row_end,
     part,
-    stride,
+    stride_rotated,
+    stride_head,
     HEADS: tl.constexpr,
     HELD: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -23,19 +25,22 @@ def _queries(
     RANK_PAD: tl.constexpr,
     TURNING_PAD: tl.constexpr,
 ):
-    """Loads a tile of M = QUERIES queries: HELD heads of each of the rows from `row` on. part:
-    which HELD of the HEADS heads. Returns each query's row and head, a mask of the queries that
-    exist, and the queries in three parts: the two halves that are multiplied with latents [M,
-    RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
+    """Loads a tile of M = QUERIES queries: HELD heads of each of the rows from `row` on. q:
+    absorbed queries [T, HEADS, RANK]. rotated: their rotated parts [T, HEADS, TURNING], with
+    strides of rows and heads. part: which HELD of the HEADS heads. Returns each query's row and
+    head, a mask of the queries that exist, and the queries in three parts: the two halves that are
+    multiplied with latents [M, RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
     at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
     high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
     valid = (member < row_end) & (at < QUERIES // HELD * HELD) & (head < HEADS)
-    cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
+    at_row = member.to(tl.int64)[:, None]
+    cell = q + (at_row * HEADS + head[:, None]) * RANK
     front = tl.load(cell + low[None, :], mask=valid[:, None] & (low < RANK)[None, :], other=0.0)
     back = tl.load(cell + high[None, :], mask=valid[:, None] & (high < RANK)[None, :], other=0.0)
+    cell = rotated + at_row * stride_rotated + head[:, None] * stride_head
     turned = tl.load(
-        cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0
+        cell + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0
     )
     return member, head, valid, front, back, turned
 

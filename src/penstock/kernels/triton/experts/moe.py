@@ -150,12 +150,12 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         return Plan(
             Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True
         )
-    form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
-    if form == "eight" and not by_group:
-        gate_up, down = Cut(rows, 64, 128, 3, 4, form), Cut(rows, 128, 128, 3, 4, form)
-        return Plan(gate_up, down, True, scaled_by_row=True)
-    down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)
-    return Plan(Cut(rows, 128, 128, 3, warps, form), down, True)
+    if tokens <= MOST_PAIRED:
+        cut = Cut(rows, 128, 128, 3, warps, "pair")
+        return Plan(cut, cut, True)
+    # with a scale a group, a program has two sums: 128 x 128 of each don't fit into its registers
+    down = Cut(rows, 64 if by_group and rows == 128 else 128, 128, 3, 4, "eight")
+    return Plan(Cut(rows, 64, 128, 3, 4, "eight"), down, True, scaled_by_row=True)
 
 
 def _rows_of(tokens: int, of: Experts) -> int:

@@ -12,6 +12,8 @@ from attention_cases import SMALL, of_columns, sinks_of
 from kernels_naive import Case, assert_close, attend, make_case
 
 from penstock.kernels.choose import choose
+from penstock.kernels.reference.attention import decode
+from penstock.kernels.reference.sampling.row_calls import RowCalls
 
 pytestmark = pytest.mark.torch
 
@@ -57,6 +59,23 @@ def test_rows_alone_of_many_lengths(dtype, rows):
     case = make_case(lengths, dtype=dtype, seed=rows, extra_width=rows % 3)
     check = some(case, 24)
     assert_close(attended(case)[check], case.naive(only=check))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("lengths", [[33], [1, 16, 40, 70, 17], [600, 590, 5]])
+def test_small_tiles_by_torchs_fused_attention(lengths, window, monkeypatch):
+    """Where products move a row's bits anyway; sinks and groups go the other way."""
+    fused, tiles = decode._attend_fused, []
+    monkeypatch.setattr(decode, "packed_calls", lambda *_: RowCalls(None, False))
+    monkeypatch.setattr(
+        decode, "_attend_fused", lambda tile, *more: tiles.append(tile) or fused(tile, *more)
+    )
+    case = make_case(lengths, heads=6, kv_heads=3, dtype=torch.bfloat16)
+    assert_close(attended(case, window), case.naive(window))
+    assert sum(len(tile.rows) for tile in tiles) == len(lengths)
+    sinks = sinks_of(case)
+    assert_close(attended(case, window, sinks), case.naive(window, sinks=sinks))
+    assert sum(len(tile.rows) for tile in tiles) == len(lengths)
 
 
 def test_every_length_to_600(dtype):

@@ -152,10 +152,23 @@ def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
     return part.as_strided(((part.shape[0] - 1) * apart + own, numbers), (step, 1)), apart
 
 
-def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:
-    """Converts row indices that count no gaps, `own` rows a block, to indices into the view of
-    `in_rows`, which has `apart` rows from one block to the next."""
-    return index if own == apart else index + index // own * (apart - own)
+@dataclass(slots=True)
+class RowIndex:
+    """Indices of rows of K or V that count no gaps between blocks."""
+
+    index: Tensor  # int64
+    # results of `over_gaps`: the layers of a step ask for the same one
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def over_gaps(self, own: int, apart: int) -> Tensor:
+        """Returns the indices into the view of `in_rows`, which has `apart` rows from one block to
+        the next, of which `own` are the block's."""
+        if own == apart:
+            return self.index
+        found = self.kept.get((own, apart))
+        if found is None:
+            found = self.kept[own, apart] = self.index + self.index // own * (apart - own)
+        return found
 
 
 def take_blocks(part: Tensor, index: Tensor) -> Tensor:

@@ -6,7 +6,10 @@ A tile's scores over prefix and own tokens are adjacent in one buffer, so one fl
 both, and no partial results have to be joined. Queries and keys are multiplied in float32, since
 torch's bf16 product would round scores to bf16. That would make the output's error 2 times larger
 for scores of magnitude 1, and 8 times for 12. In a bf16 model, softmax weights and values are
-multiplied in bf16, with sums in float32."""
+multiplied in bf16, with sums in float32.
+
+In a bf16 model on a processor whose products change a row's bits with its company anyway, small
+tiles take torch's fused attention."""
 
 from __future__ import annotations
 
@@ -15,20 +18,24 @@ from math import prod
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
-from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
+from penstock.kernels.layer_kv import TURNED, LayerKv, RowIndex, in_rows
 from penstock.kernels.reference.attention.tiles import Tile, cut
-from penstock.kernels.reference.sampling.row_calls import batches_keep
+from penstock.kernels.reference.sampling.row_calls import batches_keep, packed_calls
 from penstock.kernels.state_forms import LatentKv, widened
 
 # Tokens whose weighted values are summed in one product. MKL sums up to 192 terms in one piece on
 # AMD, 240 with AVX2 and 384 with AVX-512 on Intel. It splits longer sums in a way that depends on
 # their length.
 RUN = 192
+# The most KV heads x blocks of a tile that torch's fused attention computes. SmolLM2-135M's row of
+# 160 tokens takes 26 us by it and 71 by products, 16 rows (480) as long; more are slower.
+FUSED_BLOCKS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,11 @@ class Flat:
     apart: int
     value_width: int | None = None
     scale: Tensor | None = None
+
+    @property
+    def by_turns(self) -> bool:
+        """True: K and V alternate in one array."""
+        return len(self.parts) == 1 and self.value_width is None
 
 
 @dataclass(slots=True)
@@ -122,15 +134,18 @@ def attend_rows(
     for tile in plan.tiles:
         last = first + len(tile.rows)
         by_head = ordered[:, first:last] if several else ordered
-        queries = (
-            plan.take("queries", tuple(by_head.shape), q, torch.float32)
-            .copy_(by_head)
-            .mul_(kind.scale)
-        )
-        if key_scale is not None:
-            queries.mul_(key_scale)
-        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head)
-        answer = answer.view(*by_head.shape[:-1], -1)
+        if sinks is None and _fuses(tile, by_head, flat, kind):
+            answer = _attend_fused(tile, by_head, flat, plan, kind)
+        else:
+            queries = (
+                plan.take("queries", tuple(by_head.shape), q, torch.float32)
+                .copy_(by_head)
+                .mul_(kind.scale)
+            )
+            if key_scale is not None:
+                queries.mul_(key_scale)
+            answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head)
+            answer = answer.view(*by_head.shape[:-1], -1)
         if value_scale is not None:
             answer = answer * value_scale
         (made[:, first:last] if several else made).copy_(answer)
@@ -163,6 +178,32 @@ def _flat(kv: LayerKv | LatentKv) -> Flat:
         for part in (keys, kv.values.view(torch.uint8))
     ]
     return Flat((both[0][0], both[1][0]), heads, both[0][1])
+
+
+def _fuses(tile: Tile, queries: Tensor, flat: Flat, kind: AttentionKind) -> bool:
+    """Returns True if `_attend_fused` computes this tile."""
+    return (
+        queries.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and flat.by_turns
+        and tile.prefix_index is None
+        and kind.softcap is None
+        and queries.shape[0] * queries.shape[1] * tile.own <= FUSED_BLOCKS * BLOCK_SIZE
+        and not packed_calls(torch.bfloat16, torch.get_num_threads()).keeps
+    )
+
+
+def _attend_fused(
+    tile: Tile, queries: Tensor, flat: Flat, plan: DecodePlan, kind: AttentionKind
+) -> Tensor:
+    """Returns the output of a tile without a prefix, [Hkv, R, G, D], by torch's fused attention.
+    queries: [Hkv, R, G, D], not scaled."""
+    kv_heads, rows, _, width = queries.shape
+    keys, values = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
+    shape = (kv_heads, rows, tile.own, width)
+    return F.scaled_dot_product_attention(
+        queries, keys.view(shape), values.view(shape), tile.mask(), scale=kind.scale
+    )
 
 
 def _attend(
@@ -202,18 +243,19 @@ def _attend(
 
 
 def _gather(
-    name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
+    name: str, index: RowIndex, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
     """Gathers K and V of a tile, each of `shape`; V in eight bits is transposed, [batch, n, 8, D].
     name: of the buffers. index: indices of K's rows, then V's, in `flat`."""
-    by_turns = len(flat.parts) == 1 and flat.value_width is None
-    index = over_gaps(index if by_turns else index.view(2, -1)[0] // 2, flat.own, flat.apart)
+    if not flat.by_turns:
+        index = RowIndex(index.index.view(2, -1)[0] // 2)
+    where = index.over_gaps(flat.own, flat.apart)
     taken = [
         torch.index_select(
             part,
             0,
-            index,
-            out=plan.take(f"{name}{at}", (index.numel(), part.shape[1]), part, part.dtype),
+            where,
+            out=plan.take(f"{name}{at}", (where.numel(), part.shape[1]), part, part.dtype),
         )
         for at, part in enumerate(flat.parts)
     ]
@@ -224,7 +266,7 @@ def _gather(
             whole = widened(eight.view(E4M3), beside, flat.scale)
         vectors = whole.view(shape)
         return vectors, vectors[..., : flat.value_width]
-    if by_turns:
+    if flat.by_turns:
         keys, values = taken[0].view(2, *shape).unbind(0)
         return keys, values
     keys, values = taken

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, StepInputs
-from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
+from penstock.kernels.layer_kv import TURNED, LayerKv, RowIndex, in_rows
 from penstock.kernels.reference.elementwise.norm import rms_norm
 
 
@@ -31,7 +31,7 @@ class RotaryPlan:
     turned: Tensor  # a second buffer like `wide`
     # [T * 2 * Hkv] int64: index of each token's and head's k and v, if plain blocks are viewed as
     # rows of D numbers
-    rows: Tensor
+    rows: RowIndex
     # views of the buffers by number of heads: all layers take the same ones
     views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     first = cell * (2 * BLOCK_SIZE) + offset[:, None]
-    rows = torch.stack((first, first + BLOCK_SIZE), 1).flatten()
+    rows = RowIndex(torch.stack((first, first + BLOCK_SIZE), 1).flatten())
     return RotaryPlan(cos, sin, block[:, None], offset[:, None], wide, torch.empty_like(wide), rows)
 
 
@@ -116,11 +116,8 @@ def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
     width = parts.shape[2]
     if kv.scales is None:
         rows, apart = in_rows(kv.storage.view(kv.keys.dtype), width, width)
-        _put(
-            parts.reshape(-1, width),
-            rows,
-            over_gaps(plan.rows, 2 * BLOCK_SIZE * kv.kv_heads, apart),
-        )
+        where = plan.rows.over_gaps(2 * BLOCK_SIZE * kv.kv_heads, apart)
+        _put(parts.reshape(-1, width), rows, where)
         return
     keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
     block, head, offset = plan.block, torch.arange(kv.kv_heads, device=parts.device), plan.offset

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import DecodeInputs
+from penstock.kernels.layer_kv import RowIndex
 
 Int = NDArray[np.int64]
 
@@ -42,11 +44,19 @@ class Tile:
     members: int  # M
     prefix: int  # L, tokens
     own: int  # N, tokens
-    prefix_index: Tensor | None  # [2 * kv_heads * n * L / 16]
-    own_index: Tensor  # [2 * kv_heads * R * N / 16]
+    prefix_index: RowIndex | None  # [2 * kv_heads * n * L / 16]
+    own_index: RowIndex  # [2 * kv_heads * R * N / 16]
     prefix_bias: Tensor | None  # [n, 1, L]
     own_bias: Tensor | None  # [R, 1, N - own_clear]
     own_clear: int  # the first own_clear own tokens are seen by every query, so they need no bias
+    own_mask: Tensor | None = None  # of `mask`
+
+    def mask(self) -> Tensor | None:
+        """Returns the bias of all own tokens, [1, R, 1, N], which the step's layers share; None:
+        all are seen."""
+        if self.own_mask is None and self.own_bias is not None:
+            self.own_mask = F.pad(self.own_bias, (self.own_clear, 0))[None]
+        return self.own_mask
 
 
 @dataclass(slots=True)
@@ -190,12 +200,12 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
         tile.prefix_bias = _bias(np.zeros_like(prefixes), prefixes, 0, tile.prefix, device)
 
 
-def _index(table: Tensor, kv_heads: int) -> Tensor:
+def _index(table: Tensor, kv_heads: int) -> RowIndex:
     """Returns indices of the blocks of table [n, blocks] in KV viewed as [blocks * kv_heads * 2,
     ...]: all of K, then all of V, each sorted by KV head and row: [2 * kv_heads * n * blocks]."""
     part = torch.arange(2, device=table.device)[:, None, None, None]
     head = torch.arange(kv_heads, device=table.device)[:, None, None]
-    return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
+    return RowIndex((table.long() * (2 * kv_heads) + 2 * head + part).flatten())
 
 
 def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:

@@ -60,6 +60,7 @@ def add_normed(
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    normed = wide * scale if wide is x else wide.mul_(scale)
     if weight.dtype == torch.float32:
-        return (wide * scale).mul_(weight).to(x.dtype)
-    return (wide * scale).to(x.dtype).mul_(weight)
+        return normed.mul_(weight).to(x.dtype)
+    return normed.to(x.dtype).mul_(weight)

@@ -44,6 +44,15 @@ def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
     )
 
 
+def test_rows_whose_products_take_as_long_as_reading_the_weights() -> None:
+    """8B: 206 on an H200, and a thirteenth for the head. 26B-A4B: all experts are read, and a token
+    goes through a sixteenth of them."""
+    ridge = GpuSpecs(item=2, copy=4.8e12, flops=989e12).ridge
+    assert ridge == pytest.approx(206, abs=0.1)
+    assert sizes_of(config_of("llama-3-8b")).ridge_rows(ridge) == 222
+    assert sizes_of(config_of("gemma-4-26b-a4b")).ridge_rows(ridge) == 1_691
+
+
 def test_gemma_4s_layers_differ_in_what_they_read() -> None:
     """E4B: 20 of 24 layers that store see 512 tokens, in heads of half the width; 18 more read
     theirs. 26B-A4B: experts beside the MLP, and no values in the product of layers that see

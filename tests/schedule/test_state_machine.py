@@ -35,6 +35,7 @@ def limits_of(rng: random.Random) -> SchedulerConfig:
         prefix_caching=rng.random() < 0.7,
         prefix_groups=rng.random() < 0.8,
         preempt_every=rng.choice([0, 0, 0, 2, 5]),
+        ridge_rows=(0, rows, 40)[rows % 3],
     )
 
 

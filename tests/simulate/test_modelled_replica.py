@@ -38,6 +38,10 @@ LOADS: dict[str, tuple[AskedLoad, SchedulerConfig]] = {
     "requests that arrive": (made_load(120, rate=30.0, limit=300), LIMITS),
     "few at a time": (made_load(12, rate=0.5, output=90), LIMITS),
     "too little KV": (made_load(80, output=200, limit=900), replace(LIMITS, num_blocks=300)),
+    "rows ahead of their room": (
+        made_load(60, prompt=32, output=400, drawn=False, limit=400),
+        replace(LIMITS, num_blocks=300, ridge_rows=200),
+    ),
     "a prompt's beginning in common": (made_load(90, rate=40.0, shared=64), LIMITS),
 }
 
@@ -56,9 +60,18 @@ def test_shortcuts_change_nothing(name: str) -> None:
     assert (short.steps, short.output_tokens) == (long.steps, long.output_tokens)
     assert long.output_tokens == int(np.minimum(load.output, load.limit.max() or 10**6).sum())
     assert short.preemptions == long.preemptions and (short.preemptions > 0) == (
-        name == "too little KV"
+        name in ("too little KV", "rows ahead of their room")
     )
     assert short.busy == pytest.approx(long.busy)
+
+
+def test_rows_join_that_will_be_preempted_where_steps_read_weights() -> None:
+    """11 rows of 60 fit to their ends, and a step of 200 computes as long as it reads."""
+    load, limits = LOADS["rows ahead of their room"]
+    ahead, strict, few = (run(load, replace(limits, ridge_rows=n)) for n in (200, 0, 2))
+    assert ahead.output_tokens == strict.output_tokens == 60 * 400
+    assert ahead.end.max() < 0.8 * strict.end.max() and ahead.preemptions > strict.preemptions
+    assert (few.steps, few.preemptions) == (strict.steps, strict.preemptions)
 
 
 class ModelledRunner:

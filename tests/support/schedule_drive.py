@@ -143,6 +143,7 @@ class Drive:
         )
         self.device.proposes = by_device
         self.asked: dict[int, Asked] = {}
+        self.leaving: list[tuple[Asked, int]] = []  # cancelled samples, until the next plan
         self.requeued = self.stalled = self.taken = self.events = 0
         self.scored = self.kept_back = (
             0  # tokens with scores; those that did not go up when they were read
@@ -225,12 +226,19 @@ class Drive:
         made = self._made(number) if sample == REST else {}
         self.scheduler.cancel(number, sample)
         asked = self.asked[number]
-        if sample == REST:
-            self._take_cut(asked, made)
-        asked.ended |= (
-            {sample} & set(asked.alone) if sample not in (None, REST) else set(asked.alone)
-        )
+        if sample not in (None, REST):  # it ends with the next plan, or with another cancel
+            self.leaving += [(asked, each) for each in asked.alone if each == sample]
+        else:
+            self._end_leaving()
+            if sample == REST:
+                self._take_cut(asked, made)
+            asked.ended |= set(asked.alone)
         self.check()
+
+    def _end_leaving(self) -> None:
+        for asked, sample in self.leaving:
+            asked.ended.add(sample)
+        self.leaving.clear()
 
     def _made(self, number: int) -> dict[int, int]:
         """Sample -> how many of its tokens were read, of a request's that have not ended."""
@@ -274,6 +282,7 @@ class Drive:
         columns = self.scheduler.rows
         running = np.flatnonzero((columns.state == RUNNING) & ~columns.constrained).tolist()
         plan = self.scheduler.plan()
+        self._end_leaving()
         if plan is not None:
             self._check_reuse(plan)
             self.device.launch(plan)

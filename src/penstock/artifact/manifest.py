@@ -111,6 +111,7 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
     max_batched_tokens: int
     grouping: bool  # True if steps may have prefix groups
     sharing: dict[str, float]  # name of a field of schedule.prefix_groups.SharingCosts -> its value
+    ridge_rows: int = 0  # see SchedulerConfig
     state_slots: int = 0  # slots of recurrent state; 0: no layer has any
     # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
     window: int = 0

@@ -157,6 +157,7 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
             prefix_caching=config.memory.enable_prefix_caching,
             prefix_groups=runner.grouping and schedule.prefix_groups != "off",
             sharing=SharingCosts() if schedule.prefix_groups == "always" else runner.sharing,
+            ridge_rows=runner.ridge_rows,
             preempt_every=schedule.preempt_every,
             seed=config.model.seed,
         ),

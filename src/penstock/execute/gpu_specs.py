@@ -53,6 +53,12 @@ class GpuSpecs:
     def best_rate(self) -> float:
         return self.flops
 
+    @property
+    def ridge(self) -> float:
+        """Tokens from which on a product takes longer to compute than its matrix to read: the
+        roofline's ridge point."""
+        return self.item * self.flops / (2 * self.copy)
+
 
 def rated(device: torch.device, dtype: torch.dtype) -> GpuSpecs | None:
     """Returns the peak rates, or None if unknown: a CPU, another GPU, a MIG slice, or numbers of

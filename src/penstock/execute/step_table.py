@@ -85,6 +85,7 @@ def held_by(runner: TorchRunner) -> TimedEngine:
         max_batched_tokens=runner.max_batched_tokens,
         grouping=runner.grouping,
         sharing=asdict(runner.sharing),
+        ridge_rows=runner.ridge_rows,
         state_slots=runner.snapshots.stop,
         window=0 if runner.layer_pages is None else runner.layer_pages.window,
         window_tables=0 if runner.layer_pages is None else runner.layer_pages.tables,

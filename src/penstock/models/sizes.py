@@ -52,6 +52,16 @@ class ModelSizes:
     ahead: int = 0
     row_bytes: int = 0
 
+    def ridge_rows(self, ridge: float) -> int:
+        """Returns the prompt tokens that take as long to compute as a step of many rows takes to
+        read its weights. ridge: for one matrix, tokens that take as long as its read."""
+        dense = self.layers * self.layer_weights + self.ahead
+        read = multiplied = dense
+        for each, layers in self.routed:
+            read += layers * each.experts * each.numbers
+            multiplied += layers * each.top_k * each.numbers
+        return round(ridge * (read + self.vocab * self.hidden) / multiplied)
+
     @property
     def windows(self) -> tuple[int, ...]:
         """Returns the window sizes of the layers in tokens, each once, ascending."""

@@ -38,6 +38,7 @@ _KEPT = 8  # background groups leave 1 / _KEPT of the rows and of the blocks fre
 # steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's
 # tokens, so that steps stay short
 _COMPANY = 512
+_REPAID = 4  # times that a preempted sample's steps save what its tokens cost to compute again
 
 
 @dataclass(slots=True)
@@ -245,7 +246,8 @@ class Admission:
             if need:
                 most = min(most, (self.pool.available - out.growing) // need)
             pages, ramp = (own + 1) * self.pool.per_block, self._ramp(group)
-            count = min(most, forecast.room(self._capacity(group), pages, expected, ramp))
+            capacity, ahead = self._capacity(group), self._steps_ahead(group, most, expected)
+            count = min(most, forecast.room(capacity, pages, ahead, ramp))
             if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
                 count = 1  # nothing runs: one row may always join, whatever the forecast says
             if count <= 0:
@@ -376,7 +378,18 @@ class Admission:
             return False
         per_block = self.pool.per_block
         capacity = self._capacity(group) - need * per_block
-        return forecast.room(capacity, 2 * per_block, self._expected(group), self._ramp(group)) > 0
+        steps = self._steps_ahead(group, ahead + len(self.prefilling) + 1, self._expected(group))
+        return forecast.room(capacity, 2 * per_block, steps, self._ramp(group)) > 0
+
+    def _steps_ahead(self, group: ForkGroup, more: int, expected: int) -> int:
+        """Returns the coming steps in which `more` new samples of this group must fit: those that
+        they are `expected` to take, unless steps mostly read weights. Then even a row that will be
+        preempted saves time: a token of R rows saves a step's weights / R, and costs a prompt's
+        token to compute again; `ridge_rows` of those take as long as the weights."""
+        rows, ridge = self.rows.count - self.rows.free_count + more, self.limits.ridge_rows
+        if rows >= ridge:
+            return expected
+        return min(expected, max(BLOCK_SIZE, _REPAID * group.target * rows // (ridge - rows)))
 
     def _start(self, group: ForkGroup, forecast: Forecast) -> None:
         """Finds cached blocks of the prompt, takes blocks for the rest, and writes its tokens to

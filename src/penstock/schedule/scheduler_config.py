@@ -33,5 +33,7 @@ class SchedulerConfig:
     prefix_groups: bool = True
     # costs that decide when a prefix group saves time
     sharing: SharingCosts = field(default_factory=SharingCosts)
+    # rows of a step that take as long to compute as its weights take to read; 0: unknown
+    ridge_rows: int = 0
     preempt_every: int = 0
     seed: int = 0

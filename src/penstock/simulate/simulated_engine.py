@@ -126,6 +126,7 @@ def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:
         eos_token_ids=(END,),
         prefix_caching=config.memory.enable_prefix_caching,
         prefix_groups=engine.grouping and config.schedule.prefix_groups != "off",
+        ridge_rows=engine.ridge_rows,
         sharing=(
             SharingCosts()
             if config.schedule.prefix_groups == "always"

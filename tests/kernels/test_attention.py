@@ -13,7 +13,6 @@ from kernels_naive import Case, assert_close, attend, make_case
 
 from penstock.kernels.choose import choose
 from penstock.kernels.reference.attention import decode
-from penstock.kernels.reference.sampling.row_calls import RowCalls
 
 pytestmark = pytest.mark.torch
 
@@ -66,7 +65,7 @@ def test_rows_alone_of_many_lengths(dtype, rows):
 def test_small_tiles_by_torchs_fused_attention(lengths, window, monkeypatch):
     """Where products move a row's bits anyway; sinks and groups go the other way."""
     fused, tiles = decode._attend_fused, []
-    monkeypatch.setattr(decode, "packed_calls", lambda *_: RowCalls(None, False))
+    monkeypatch.setattr(decode, "moves_rows", lambda dtype: True)
     monkeypatch.setattr(
         decode, "_attend_fused", lambda tile, *more: tiles.append(tile) or fused(tile, *more)
     )

@@ -10,6 +10,7 @@ from kernels_naive import assert_close
 from row_promise import needs_same_bits
 from torch import Tensor
 
+from penstock.kernels.reference.linear import linear as linears
 from penstock.kernels.reference.linear.linear import linear, prepare_linear
 from penstock.kernels.reference.sampling import row_calls
 from penstock.kernels.reference.sampling.row_calls import RowCalls, multiplied
@@ -135,6 +136,20 @@ def stand_in(
 )
 def test_calls_have_a_fixed_number_of_rows_where_a_library_moves(off, found) -> None:
     assert row_calls._tried(torch.float64, stand_in(off)) == found
+
+
+@pytest.mark.parametrize(
+    ("packs", "amx", "asked"), [(False, True, 0), (True, False, 0), (True, True, 1)]
+)
+def test_rows_are_tried_where_packed_products_may_move_them(packs, amx, asked, monkeypatch) -> None:
+    """oneDNN raises at bfloat16 without AVX-512; without AMX nothing moves."""
+    tried: list[torch.dtype] = []
+    monkeypatch.setattr(linears, "_packs", lambda dtype: packs)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    calls = lambda dtype, threads: tried.append(dtype) or RowCalls(None, False)  # noqa: E731
+    monkeypatch.setattr(linears, "packed_calls", calls)
+    assert linears.moves_rows(torch.bfloat16) is (asked > 0)
+    assert tried == [torch.bfloat16] * asked
 
 
 def test_calls_of_fixed_rows_leave_every_row_in_its_place() -> None:

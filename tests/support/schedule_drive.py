@@ -227,7 +227,8 @@ class Drive:
         self.scheduler.cancel(number, sample)
         asked = self.asked[number]
         if sample not in (None, REST):  # it ends with the next plan, or with another cancel
-            self.leaving += [(asked, each) for each in asked.alone if each == sample]
+            if sample in asked.alone:
+                self.leaving.append((asked, sample))
         else:
             self._end_leaving()
             if sample == REST:

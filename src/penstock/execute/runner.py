@@ -97,7 +97,6 @@ class TorchRunner:
         )
         # costs by which the scheduler decides when a prefix group is faster
         self.sharing = SharingCosts(**asdict(times))
-        # see SchedulerConfig
         self.ridge_rows = 0 if self.rated is None else self.model_sizes.ridge_rows(self.rated.ridge)
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),

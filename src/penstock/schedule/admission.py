@@ -246,8 +246,8 @@ class Admission:
             if need:
                 most = min(most, (self.pool.available - out.growing) // need)
             pages, ramp = (own + 1) * self.pool.per_block, self._ramp(group)
-            capacity, ahead = self._capacity(group), self._steps_ahead(group, most, expected)
-            count = min(most, forecast.room(capacity, pages, ahead, ramp))
+            capacity, steps = self._capacity(group), self._steps_ahead(group, most, expected)
+            count = min(most, forecast.room(capacity, pages, steps, ramp))
             if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
                 count = 1  # nothing runs: one row may always join, whatever the forecast says
             if count <= 0:

@@ -26,7 +26,8 @@ from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
 from penstock.kernels.layer_kv import TURNED, LayerKv, RowIndex, in_rows
 from penstock.kernels.reference.attention.tiles import Tile, cut
-from penstock.kernels.reference.sampling.row_calls import batches_keep, packed_calls
+from penstock.kernels.reference.linear.linear import moves_rows
+from penstock.kernels.reference.sampling.row_calls import batches_keep
 from penstock.kernels.state_forms import LatentKv, widened
 
 # Tokens whose weighted values are summed in one product. MKL sums up to 192 terms in one piece on
@@ -137,14 +138,7 @@ def attend_rows(
         if sinks is None and _fuses(tile, by_head, flat, kind):
             answer = _attend_fused(tile, by_head, flat, plan, kind)
         else:
-            queries = (
-                plan.take("queries", tuple(by_head.shape), q, torch.float32)
-                .copy_(by_head)
-                .mul_(kind.scale)
-            )
-            if key_scale is not None:
-                queries.mul_(key_scale)
-            answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head)
+            answer = _attend(tile, by_head, flat, plan, kind, key_scale, by_kv_head)
             answer = answer.view(*by_head.shape[:-1], -1)
         if value_scale is not None:
             answer = answer * value_scale
@@ -189,7 +183,7 @@ def _fuses(tile: Tile, queries: Tensor, flat: Flat, kind: AttentionKind) -> bool
         and tile.prefix_index is None
         and kind.softcap is None
         and queries.shape[0] * queries.shape[1] * tile.own <= FUSED_BLOCKS * BLOCK_SIZE
-        and not packed_calls(torch.bfloat16, torch.get_num_threads()).keeps
+        and moves_rows(torch.bfloat16)
     )
 
 
@@ -211,13 +205,18 @@ def _attend(
     queries: Tensor,
     flat: Flat,
     plan: DecodePlan,
-    softcap: float | None,
-    dtype: torch.dtype,
+    kind: AttentionKind,
+    key_scale: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Returns the tile's output [Hkv * R, G, V], of the dtype that `_weighted` returns. Hkv: KV
-    heads, R: queries of the tile, G: query heads per KV head, V: numbers of a value."""
-    kv_heads, rows, share, width = queries.shape
+    """Returns the tile's output [Hkv * R, G, V], of the dtype that `_weighted` returns. queries:
+    [Hkv, R, G, D], not scaled. key_scale: of K in eight bits. Hkv: KV heads, R: queries of the
+    tile, G: query heads per KV head, V: numbers of a value."""
+    (kv_heads, rows, share, width), dtype, softcap = queries.shape, queries.dtype, kind.softcap
+    wide = plan.take("queries", tuple(queries.shape), queries, torch.float32)
+    queries = wide.copy_(queries).mul_(kind.scale)
+    if key_scale is not None:
+        queries.mul_(key_scale)
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
     own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(
         kv_heads, rows, share, tile.own

@@ -49,7 +49,7 @@ class Tile:
     prefix_bias: Tensor | None  # [n, 1, L]
     own_bias: Tensor | None  # [R, 1, N - own_clear]
     own_clear: int  # the first own_clear own tokens are seen by every query, so they need no bias
-    own_mask: Tensor | None = None  # of `mask`
+    own_mask: Tensor | None = None  # None until `mask` makes it
 
     def mask(self) -> Tensor | None:
         """Returns the bias of all own tokens, [1, R, 1, N], which the step's layers share; None:

@@ -91,6 +91,16 @@ def widened_linear(
     return out
 
 
+def moves_rows(dtype: torch.dtype) -> bool:
+    """Returns True if a row's bits depend on other rows, as bfloat16's do in packed products with
+    AMX. Without AMX nothing is tried."""
+    return (
+        _packs(dtype)
+        and torch.cpu._is_amx_tile_supported()
+        and not packed_calls(dtype, torch.get_num_threads()).keeps
+    )
+
+
 def _packs(dtype: torch.dtype) -> bool:
     """Returns True if weights of this dtype are packed. bfloat16 is not packed on processors
     without AVX-512, where oneDNN doesn't support it and F.linear does."""

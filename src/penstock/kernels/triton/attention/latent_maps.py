@@ -17,14 +17,14 @@ from penstock.kernels.latent import LatentSizes
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-# The most tokens whose products are the kernels'. GLM-4.7-Flash's take on an H200 at 64 tokens 5.4
-# and 9.6 us, the library's 4.0 and 4.7; at 1,000 tokens 22 and 22, 13 and 12 us.
+# The most tokens whose products are the kernels'. GLM-4.7-Flash's two take on an H200 5.4 + 9.6 us at
+# 64 tokens, the library's 4.0 + 4.7; at 1,000 tokens 22 + 22, 13 + 12.
 FEW_TOKENS = 32
 # Inputs of an iteration: all, if they are so few; else LANES, of two iterations at once. This fits
 # the shared memory of small chips in float32 too.
 ALL_INPUTS, LANES = 128, 64
-# Outputs of a program, for tiles of 16 tokens and of 32: with few tokens programs are small, so
-# that there are enough of them.
+# Outputs of a program, for tiles of 16 tokens and of 32: few tokens take small programs, so that
+# there are enough.
 FEW_OUTPUTS, OUTPUTS = 64, 128
 
 

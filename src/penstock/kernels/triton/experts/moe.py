@@ -153,7 +153,7 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     if tokens <= MOST_PAIRED:
         cut = Cut(rows, 128, 128, 3, warps, "pair")
         return Plan(cut, cut, True)
-    # with a scale a group, a program has two sums: 128 x 128 of each don't fit into its registers
+    # a scale a group makes a second sum: 128 x 128 of both don't fit into a program's registers
     down = Cut(rows, 64 if by_group and rows == 128 else 128, 128, 3, 4, "eight")
     return Plan(Cut(rows, 64, 128, 3, 4, "eight"), down, True, scaled_by_row=True)
 

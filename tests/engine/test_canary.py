@@ -16,6 +16,7 @@ from canary_model import make_folder
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM
+from penstock.kernels.state_forms import LatentKv
 
 pytestmark = pytest.mark.torch
 
@@ -76,6 +77,16 @@ def test_the_canary_of_states_dies_of_a_foreign_state(hybrid: Path) -> None:
     assert flock.wrong
 
 
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("canary_of_latents"), latent=True)
+
+
+@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_no_foreign_token_by_latents(latents: Path, knobs: dict[str, object]) -> None:
+    nothing_foreign(latents, knobs)
+
+
 @pytest.mark.parametrize("knobs", [{}, {"quantization": "fp8"}], ids=str)
 def test_no_foreign_token_by_experts(experts: Path, knobs: dict[str, object]) -> None:
     nothing_foreign(experts, knobs)
@@ -109,8 +120,10 @@ def test_the_canary_of_experts_dies_of_another_expert(experts: Path, tmp_path: P
     assert flock.wrong
 
 
-def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
+@pytest.mark.parametrize("of", ["folder", "latents"])
+def test_the_canary_dies_of_a_foreign_block(of: str, request: pytest.FixtureRequest) -> None:
     """Two blocks of different prompts change places once: somebody must say something wrong."""
+    folder: Path = request.getfixturevalue(of)
     flock = Flock.of(12, seed=2, leaving=0)
     with LLM(str(folder), **KNOBS, kv_cache_tokens=8000) as llm:
         kv = llm.engine.runner._state.kv  # type: ignore[attr-defined]
@@ -122,7 +135,8 @@ def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
                 a, b = (int(rows.table[row, rows.shared[row]]) for row in (live[0], live[-1]))
                 assert a != b
                 for (layer,) in kv.layers:
-                    layer.storage[[a, b]] = layer.storage[[b, a]]
+                    held = layer.latent if isinstance(layer, LatentKv) else layer.storage
+                    held[[a, b]] = held[[b, a]]
 
         with torch.inference_mode():
             flock.fly(llm, swap)

@@ -120,6 +120,27 @@ def test_no_foreign_token_by_states(knobs: dict[str, Any], tmp_path: Path) -> No
     nothing_foreign(make_hybrid(tmp_path), knobs)
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1},
+        {
+            "dtype": "float32",
+            "max_num_seqs": 256,
+            "kv_cache_tokens": 40_000,
+            "preempt_every": 2,
+            "steps_ahead": 3,
+        },
+        {"dtype": "bfloat16", "max_num_seqs": 512, "prefix_groups": "off", "preempt_every": 3},
+        {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "max_num_seqs": 1024, "preempt_every": 2},
+        {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1, "tensor_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_no_foreign_token_by_latents(knobs: dict[str, Any], tmp_path: Path) -> None:
+    nothing_foreign(make_folder(tmp_path, latent=True), knobs)
+
+
 def nothing_foreign(folder: Path, knobs: dict[str, Any]) -> None:
     if torch.cuda.device_count() < (ranks := knobs.get("tensor_parallel_size", 1)):
         pytest.skip(f"needs {ranks} GPUs")

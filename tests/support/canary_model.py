@@ -14,6 +14,9 @@ tokens in another order.
               tokens any other writes nothing
     head      the copied token leads by e^20 at least, at temperature 1 too, in float32 and bfloat16
 
+With latent attention the code and the note are a token's latent, and layer 0 looks at the rotated
+part of keys alone.
+
 An induction head (Olsson et al., arXiv:2209.11895), exactly. It knows no engine.
 """
 
@@ -55,6 +58,19 @@ CONFIG = {
     "bos_token_id": None,
     "eos_token_id": END,
 }
+_RANK, _TURNING = 512, 64
+LATENT = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": _RANK,
+    "qk_rope_head_dim": _TURNING,
+    "qk_nope_head_dim": _WIDTH,
+    "v_head_dim": _WIDTH,
+    "rope_theta": 1e4,
+    "first_k_dense_replace": 2,  # no experts
+}
 EXPERTS = {
     "model_type": "mixtral",
     "architectures": ["MixtralForCausalLM"],
@@ -65,8 +81,9 @@ EXPERTS = {
 }
 
 
-def make_folder(folder: Path, *, experts: bool = False) -> Path:
-    """config.json and model.safetensors, float32, about 5 MB."""
+def make_folder(folder: Path, *, experts: bool = False, latent: bool = False) -> Path:
+    """config.json and model.safetensors, float32, about 5 MB. experts: a mixture of them in place
+    of the MLP. latent: multi-head latent attention."""
     codes = _codes()
     embedding = torch.zeros(VOCABULARY, _HIDDEN)
     embedding[:, :_CODE], embedding[:, 3 * _CODE] = codes, _ONE
@@ -74,11 +91,10 @@ def make_folder(folder: Path, *, experts: bool = False) -> Path:
     named["lm_head.weight"] = torch.zeros(VOCABULARY, _HIDDEN)
     said = 4 if experts else 2
     named["lm_head.weight"][:, said * _CODE : (said + 1) * _CODE] = codes
-    for layer, attention in enumerate((_looks_back(), _looks_up())):
+    layers = _latents() if latent else (_looks_back(), _looks_up())
+    for layer, attention in enumerate(layers):
         at = f"model.layers.{layer}"
-        named |= {
-            f"{at}.self_attn.{part}_proj.weight": weight for part, weight in attention.items()
-        }
+        named |= {f"{at}.self_attn.{part}.weight": weight for part, weight in attention.items()}
         named |= {
             f"{at}.{norm}.weight": torch.ones(_HIDDEN)
             for norm in ("input_layernorm", "post_attention_layernorm")
@@ -87,7 +103,8 @@ def make_folder(folder: Path, *, experts: bool = False) -> Path:
         named |= {f"{at}.{part}.weight": weight for part, weight in made.items()}
     folder.mkdir(exist_ok=True)
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG | (EXPERTS if experts else {})))
+    other = EXPERTS if experts else LATENT if latent else {}
+    (folder / "config.json").write_text(json.dumps(CONFIG | other))
     return folder
 
 
@@ -146,11 +163,11 @@ def _looks_back() -> dict[str, Tensor]:
     # What the constant is after the norm; score = amplitude^2 * sum of cos(turn * (distance - 1)) /
     # sqrt(width).
     seen, amplitude = _ONE / _rms(_CODE), 30.0
-    weights["q"][:half, 3 * _CODE] = amplitude * turn.cos() / seen
-    weights["q"][half:_WIDTH, 3 * _CODE] = -amplitude * turn.sin() / seen
-    weights["k"][:half, 3 * _CODE] = amplitude / seen
-    weights["v"][:_CODE, :_CODE] = torch.eye(_CODE)
-    weights["o"][_CODE : 2 * _CODE, :_CODE] = torch.eye(_CODE) * _rms(_CODE)
+    weights["q_proj"][:half, 3 * _CODE] = amplitude * turn.cos() / seen
+    weights["q_proj"][half:_WIDTH, 3 * _CODE] = -amplitude * turn.sin() / seen
+    weights["k_proj"][:half, 3 * _CODE] = amplitude / seen
+    weights["v_proj"][:_CODE, :_CODE] = torch.eye(_CODE)
+    weights["o_proj"][_CODE : 2 * _CODE, :_CODE] = torch.eye(_CODE) * _rms(_CODE)
     return weights
 
 
@@ -161,19 +178,54 @@ def _looks_up() -> dict[str, Tensor]:
     # both parts of the slow frequencies
     still = torch.cat((torch.arange(32, 64), torch.arange(96, 128)))
     code = torch.arange(_CODE)
-    weights["q"][still, code] = 5.0 * rms
-    weights["k"][still, code + _CODE] = 5.0 * rms
-    weights["v"][code, code] = rms
-    weights["o"][code + 2 * _CODE, code] = 8.0  # the logits': 64 * 8 * 8 / rms of all there is
+    weights["q_proj"][still, code] = 5.0 * rms
+    weights["k_proj"][still, code + _CODE] = 5.0 * rms
+    weights["v_proj"][code, code] = rms
+    weights["o_proj"][code + 2 * _CODE, code] = 8.0  # the logits': 64 * 8 * 8 / rms of all there is
     return weights
+
+
+def _latents() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Both layers, by latent attention. A latent is normed: with n numbers of +1 or -1 each becomes
+    root(_RANK / n)."""
+    back, up = _empty_latent(), _empty_latent()
+    code = torch.arange(_CODE)
+    # rotated pairs of the first head's queries and of the key that all heads share, as in
+    # `_looks_back`
+    turn = 1.0 / float(LATENT["rope_theta"]) ** (torch.arange(0, _TURNING, 2) / _TURNING)
+    real = torch.arange(0, _TURNING, 2)
+    seen, amplitude = _ONE / _rms(_CODE), 30.0
+    back["q_proj"][_WIDTH + real, 3 * _CODE] = amplitude * turn.cos() / seen
+    back["q_proj"][_WIDTH + real + 1, 3 * _CODE] = -amplitude * turn.sin() / seen
+    back["kv_a_proj_with_mqa"][_RANK + real, 3 * _CODE] = amplitude / seen
+    back["kv_a_proj_with_mqa"][code, code] = 1.0
+    back["kv_b_proj"][_WIDTH + code, code] = (_CODE / _RANK) ** 0.5
+    back["o_proj"][_CODE + code, code] = 1.0
+    half = (2 * _CODE / _RANK) ** 0.5  # the code, and behind it the note
+    up["q_proj"][code, code] = 5.0 * _rms(2 * _CODE)
+    up["kv_a_proj_with_mqa"][: 2 * _CODE, : 2 * _CODE] = torch.eye(2 * _CODE)
+    up["kv_b_proj"][code, _CODE + code] = 5.0 * half
+    up["kv_b_proj"][_WIDTH + code, code] = half
+    up["o_proj"][2 * _CODE + code, code] = 8.0
+    return back, up
+
+
+def _empty_latent() -> dict[str, Tensor]:
+    return {
+        "q_proj": torch.zeros(4 * (_WIDTH + _TURNING), _HIDDEN),
+        "kv_a_proj_with_mqa": torch.zeros(_RANK + _TURNING, _HIDDEN),
+        "kv_a_layernorm": torch.ones(_RANK),
+        "kv_b_proj": torch.zeros(4 * (_WIDTH + _WIDTH), _RANK),
+        "o_proj": torch.zeros(_HIDDEN, 4 * _WIDTH),
+    }
 
 
 def _empty() -> dict[str, Tensor]:
     return {
-        "q": torch.zeros(4 * _WIDTH, _HIDDEN),
-        "k": torch.zeros(2 * _WIDTH, _HIDDEN),
-        "v": torch.zeros(2 * _WIDTH, _HIDDEN),
-        "o": torch.zeros(_HIDDEN, 4 * _WIDTH),
+        "q_proj": torch.zeros(4 * _WIDTH, _HIDDEN),
+        "k_proj": torch.zeros(2 * _WIDTH, _HIDDEN),
+        "v_proj": torch.zeros(2 * _WIDTH, _HIDDEN),
+        "o_proj": torch.zeros(_HIDDEN, 4 * _WIDTH),
     }
 
 

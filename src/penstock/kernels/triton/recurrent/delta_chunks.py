@@ -1,12 +1,12 @@
 """The gated delta rule over chunks of prompts. kernels/delta_rule.py has the formulas. A chunk is
 computed in blocks of 64 tokens, by the WY representation (arXiv:2412.06464, section 3.3).
 
-There are five launches: (1) the convolution; (2) the update of its windows; (3) all work that needs
-a single block only, for all blocks at once (`_blocks`, which inverts a triangular matrix); (4) the
-states from block to block, and the outputs (`_carry`); (5) norm and gate of the outputs. Which
-tokens a block has is computed on the device (`short_conv.block_of`). T: a step's tokens. A chunk's
-states are matrices [KEY, VALUE] per value head. KEYS, VALUES: KEY and VALUE (or a part of it),
-padded to powers of two."""
+There are six launches: (1) the convolution; (2) the update of its windows; (3) rates and decays;
+(4) all work that needs a single block only, for all blocks at once (`_blocks`, which inverts a
+triangular matrix); (5) the states from block to block, and the outputs (`_carry`); (6) norm and
+gate of the outputs. Which tokens a block has is computed on the device (`short_conv.block_of`). T:
+a step's tokens. A chunk's states are matrices [KEY, VALUE] per value head. KEYS, VALUES: KEY and
+VALUE (or a part of it), padded to powers of two."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chun
 
 BLOCK = tl.constexpr(64)  # tokens of a block
 SMALL = tl.constexpr(16)  # size of the diagonal blocks that are inverted row by row
+# Kinds of a token's factors: see `_blocks`.
+DECAY, RATE, OF_QUERY, OF_KEY = (tl.constexpr(kind) for kind in range(4))
 # The least columns (N) of the second operand of tl.dot. If it has fewer and is computed in
 # registers rather than loaded, the warp group products of Triton 3.6 on Hopper read wrong data if
 # no load is in progress. With 16 and 32 columns of bfloat16, errors were as large as the outputs
@@ -57,6 +59,14 @@ def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
 
 
 @triton.jit
+def unit_factor(x, unit_eps):
+    """Returns for each row of x [rows, columns] the factor that makes its length one, in
+    float32."""
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=1) + unit_eps)
+
+
+@triton.jit
 def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """Returns the inverse of 1 + system [64, 64], correct within diagonal blocks of size 2 * SIZE.
     inverse: the same, correct within diagonal blocks of size SIZE."""
@@ -68,43 +78,139 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _inverse(system, PRECISION: tl.constexpr):
+def _inverse(system, room, PRECISION: tl.constexpr):
     """Returns the inverse of the matrix 1 + system. system: [64, 64], 0 on and above its diagonal.
-    Diagonal blocks of 16 are inverted row by row, then joined by [[A, 0], [C, B]]^-1 = [[A^-1, 0],
-    [-B^-1 C A^-1, B^-1]]."""
-    few: tl.constexpr = BLOCK // SMALL
-    outer, inner = tl.arange(0, few), tl.arange(0, SMALL)
-    own = outer[:, None, None, None] == outer[None, None, :, None]
-    below = tl.sum(tl.where(own, tl.reshape(system, (few, SMALL, few, SMALL)), 0.0), axis=2)
-    small = -below
-    for row in tl.static_range(1, SMALL):
-        here = inner[None, :, None] == row
-        old = tl.sum(tl.where(here, small, 0.0), axis=1)
-        new = old + tl.sum(old[:, :, None] * small, axis=1)
-        small = tl.where(here, new[:, None, :], small)
-    small += tl.where(inner[None, :, None] == inner[None, None, :], 1.0, 0.0)
-    whole = tl.reshape(tl.where(own, small[:, :, None, :], 0.0), (BLOCK, BLOCK))
+    room: pointer to 1,024 numbers of this program, float32. Diagonal blocks of 16 are inverted row
+    by row, each thread one column of them; in memory a row's numbers reach all threads for one
+    instruction, in registers they would be exchanged. The blocks are joined by [[A, 0], [C, B]]^-1
+    = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
+    token = tl.arange(0, BLOCK)
+    row, column = token[:, None], token[None, :]
+    own = row // SMALL == column // SMALL
+    diagonal = room + row * SMALL + column % SMALL
+    tl.store(diagonal, system, mask=own)
+    tl.debug_barrier()
+    its_block, its_column = room + token // SMALL * (SMALL * SMALL), token % SMALL
+    found = (tl.where(its_column == 0, 1.0, 0.0),)
+    for at in tl.static_range(1, SMALL):
+        new = tl.where(its_column == at, 1.0, 0.0)
+        for before in tl.static_range(at):
+            new -= tl.load(its_block + at * SMALL + before) * found[before]
+        found = found + (new,)
+    tl.debug_barrier()
+    for at in tl.static_range(SMALL):
+        tl.store(its_block + at * SMALL + its_column, found[at])
+    tl.debug_barrier()
+    whole = tl.load(diagonal, mask=own, other=0.0)
     return _joined(_joined(whole, system, SMALL, PRECISION), system, 2 * SMALL, PRECISION)
 
 
-@triton.jit(do_not_specialize=["rows", "chunks"])
-def _blocks(
-    mixed,
+@triton.jit(do_not_specialize=["rows", "chunks", "tokens"])
+def _decays(
     rates,
     decay,
     step_bias,
     start,
-    new_k,
-    new_v,
-    scores,
-    late_q,
-    late_k,
-    totals,
+    factors,
     rows,
     chunks,
+    tokens,
+    most_rate,
+    VALUE_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Kernel of launch 3, with one program per block. rates: see `ops.DeltaRule`. Writes two of the
+    factors (see `_blocks`): DECAY and RATE."""
+    _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
+    if count > 0:
+        token, head = tl.arange(0, BLOCK)[:, None], tl.arange(0, HEADS)[None, :]
+        at, is_head = (first + token).to(tl.int64), head < VALUE_HEADS
+        there = (token < count) & is_head
+        of_rate = rates + (rows + at) * (2 * VALUE_HEADS) + head
+        rate = tl.load(of_rate, mask=there, other=0.0).to(tl.float32)
+        step = tl.load(of_rate + VALUE_HEADS, mask=there, other=0.0).to(tl.float32)
+        bias = tl.load(step_bias + head, mask=is_head, other=0.0)
+        left = log_decay(step, bias, tl.load(decay + head, mask=is_head, other=0.0))
+        of_factor = factors + head.to(tl.int64) * tokens + at
+        tl.store(of_factor + DECAY * VALUE_HEADS * tokens, tl.cumsum(left, axis=0), mask=there)
+        rate = most_rate / (1.0 + tl.exp(-rate))
+        tl.store(of_factor + RATE * VALUE_HEADS * tokens, rate, mask=there)
+
+
+@triton.jit(do_not_specialize=["chunks", "tokens"])
+def _blocks(
+    mixed,
+    start,
+    solved,
+    scores,
+    factors,
+    room,
+    chunks,
+    tokens,
     scale,
     unit_eps,
-    most_rate,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Kernel of launch 4, with one program per block and value head. mixed: output of the
+    convolution. factors: [4, value heads, tokens] float32, for each token: DECAY: the logarithm of
+    the decays from the block's start to it; RATE: its rate; OF_QUERY, OF_KEY: what its query and its
+    key are multiplied by to be normed. This kernel writes the last two, and for each token: solved: its
+    row of the block's inverse matrix, whose columns are multiplied by the rates; scores: its scores
+    with the block's tokens. room: see `_inverse`. tokens: of all chunks."""
+    _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
+    head = tl.program_id(1)
+    if count > 0:
+        token = tl.arange(0, BLOCK)
+        at, there = (first + token).to(tl.int64), token < count
+        key = tl.arange(0, KEYS)
+        channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
+        of_key = (
+            mixed + at[:, None] * channels + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
+        )
+        keys_there = there[:, None] & (key < KEY)[None, :]
+        dtype = mixed.dtype.element_ty
+        k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0)
+        k_factor = unit_factor(k, unit_eps)
+        of_factor = factors + head.to(tl.int64) * tokens + at
+        each = VALUE_HEADS * tokens  # numbers of a kind of factor
+        total = tl.load(of_factor + DECAY * each, mask=there, other=0.0)
+        rate = tl.load(of_factor + RATE * each, mask=there, other=0.0)
+        not_before = (token[:, None] >= token[None, :]) & there[:, None]
+        between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
+        between *= k_factor[None, :]
+        found = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+        found *= (k_factor * rate)[:, None]
+        system = tl.where(token[:, None] > token[None, :], found, 0.0)
+        number = tl.program_id(0).to(tl.int64) * VALUE_HEADS + head
+        inverse = _inverse(system, room + number * (BLOCK * SMALL), PRECISION) * rate[None, :]
+        of_block = (at * VALUE_HEADS + head)[:, None] * BLOCK + token[None, :]
+        tl.store(solved + of_block, inverse.to(dtype), mask=there[:, None])
+        q = tl.load(of_key, mask=keys_there, other=0.0)
+        q_factor = unit_factor(q, unit_eps) * scale
+        seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between * q_factor[:, None]
+        seen = tl.where(not_before, seen, 0.0)
+        tl.store(scores + of_block, seen.to(dtype), mask=there[:, None])
+        tl.store(of_factor + OF_QUERY * each, q_factor, mask=there)
+        tl.store(of_factor + OF_KEY * each, k_factor, mask=there)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _carry(
+    mixed,
+    solved,
+    scores,
+    factors,
+    start,
+    matrix,
+    slots,
+    out,
+    slot_stride,
+    tokens,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY: tl.constexpr,
@@ -113,93 +219,9 @@ def _blocks(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Kernel of launch 3, with one program per block and value head. mixed: output of the
-    convolution. rates: see `ops.DeltaRule`. Writes for each token: new_k, new_v: its key and value
-    times the inverse matrix; scores: its scores with the block's tokens; late_q: its query, for the
-    state before the block; late_k: its key, for the update of the state after the block; totals:
-    the logarithm of the decays from the block's start to it."""
-    _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
-    head = tl.program_id(1)
-    if count > 0:
-        token = tl.arange(0, BLOCK)
-        at, there = (first + token).to(tl.int64), token < count
-        key, value = tl.arange(0, KEYS), tl.arange(0, VALUES)
-        channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
-        of_key = (
-            mixed + at[:, None] * channels + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
-        )
-        keys_there = there[:, None] & (key < KEY)[None, :]
-        q = tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32)
-        k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
-        q_scale = tl.rsqrt(tl.sum(q * q, axis=1) + unit_eps) * scale
-        k_scale = tl.rsqrt(tl.sum(k * k, axis=1) + unit_eps)
-        dtype = mixed.dtype.element_ty
-        q, k = (q * q_scale[:, None]).to(dtype), (k * k_scale[:, None]).to(dtype)
-        of_rate = rates + (rows + at) * (2 * VALUE_HEADS) + head
-        rate = most_rate / (1.0 + tl.exp(-tl.load(of_rate, mask=there, other=0.0).to(tl.float32)))
-        rate = tl.where(there, rate, 0.0)
-        step = tl.load(of_rate + VALUE_HEADS, mask=there, other=0.0).to(tl.float32)
-        left = log_decay(step, tl.load(step_bias + head), tl.load(decay + head))
-        total = tl.cumsum(tl.where(there, left, 0.0), axis=0)
-        not_before = token[:, None] >= token[None, :]
-        between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
-        found = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * rate[:, None]
-        inverse = (
-            _inverse(tl.where(token[:, None] > token[None, :], found, 0.0), PRECISION)
-            * rate[None, :]
-        )
-        of_value = (
-            mixed + at[:, None] * channels + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :]
-        )
-        values_there = there[:, None] & (value < VALUE)[None, :]
-        v = tl.load(of_value, mask=values_there, other=0.0)
-        fresh = tl.dot(inverse.to(dtype), v, input_precision=PRECISION)
-        taken = tl.dot((inverse * tl.exp(total)[None, :]).to(dtype), k, input_precision=PRECISION)
-        seen = tl.where(
-            not_before, tl.dot(q, tl.trans(k), input_precision=PRECISION) * between, 0.0
-        )
-        of_head = at * VALUE_HEADS + head
-        tl.store(
-            new_v + of_head[:, None] * VALUE + value[None, :], fresh.to(dtype), mask=values_there
-        )
-        tl.store(new_k + of_head[:, None] * KEY + key[None, :], taken.to(dtype), mask=keys_there)
-        tl.store(
-            scores + of_head[:, None] * BLOCK + token[None, :], seen.to(dtype), mask=there[:, None]
-        )
-        last = tl.sum(tl.where(token == count - 1, total, 0.0))
-        q = (
-            tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32)
-            * (q_scale * tl.exp(total))[:, None]
-        )
-        k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
-        k *= (k_scale * tl.exp(last - total))[:, None]
-        tl.store(late_q + of_head[:, None] * KEY + key[None, :], q.to(dtype), mask=keys_there)
-        tl.store(late_k + of_head[:, None] * KEY + key[None, :], k.to(dtype), mask=keys_there)
-        tl.store(totals + of_head, total, mask=there)
-
-
-@triton.jit
-def _carry(
-    new_k,
-    new_v,
-    scores,
-    late_q,
-    late_k,
-    totals,
-    start,
-    matrix,
-    slots,
-    out,
-    slot_stride,
-    VALUE_HEADS: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Kernel of launch 4, with one program per chunk, value head and VALUES of the head's values.
-    Block by block it writes the outputs and updates the state in `matrix`."""
+    """Kernel of launch 5, with one program per chunk, value head and VALUES of the head's values.
+    Block by block it writes the outputs and updates the state in `matrix`. Queries and keys are
+    those of `mixed`; their factors multiply what they were multiplied with."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if begin == end:  # padding, not a chunk: the state in its slot stays unchanged
@@ -207,7 +229,11 @@ def _carry(
     token, key = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < KEY, value < VALUE
-    dtype = new_k.dtype.element_ty
+    dtype = mixed.dtype.element_ty
+    channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
+    keys = mixed + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
+    values = mixed + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :]
+    its_factors, each = factors + head.to(tl.int64) * tokens, VALUE_HEADS * tokens
     held = matrix + tl.load(slots + chunk).to(tl.int64) * slot_stride + head * (KEY * VALUE)
     held = held + key[:, None] * VALUE + value[None, :]
     kept = is_key[:, None] & is_value[None, :]
@@ -219,27 +245,29 @@ def _carry(
             there[:, None] & is_value[None, :],
         )
         of_head = at * VALUE_HEADS + head
-        of_key = of_head[:, None] * KEY + key[None, :]
-        taken = tl.load(new_k + of_key, mask=keys_there, other=0.0)
-        q = tl.load(late_q + of_key, mask=keys_there, other=0.0)
-        k = tl.load(late_k + of_key, mask=keys_there, other=0.0)
-        fresh = tl.load(
-            new_v + of_head[:, None] * VALUE + value[None, :], mask=values_there, other=0.0
-        )
-        seen = tl.load(
-            scores + of_head[:, None] * BLOCK + token[None, :], mask=there[:, None], other=0.0
-        )
+        of_block = of_head[:, None] * BLOCK + token[None, :]
+        q = tl.load(keys + at[:, None] * channels, mask=keys_there, other=0.0)
+        k = tl.load(keys + KEY_HEADS * KEY + at[:, None] * channels, mask=keys_there, other=0.0)
+        v = tl.load(values + at[:, None] * channels, mask=values_there, other=0.0)
+        inverse = tl.load(solved + of_block, mask=there[:, None], other=0.0)
+        seen = tl.load(scores + of_block, mask=there[:, None], other=0.0)
+        total = tl.load(its_factors + DECAY * each + at, mask=there, other=0.0)
+        q_factor = tl.load(its_factors + OF_QUERY * each + at, mask=there, other=0.0)
+        k_factor = tl.load(its_factors + OF_KEY * each + at, mask=there, other=0.0)
+        whole = tl.load(its_factors + DECAY * each + tl.minimum(end, first + BLOCK) - 1)
         rounded = state.to(dtype)
-        writes = (fresh - tl.dot(taken, rounded, input_precision=PRECISION)).to(dtype)
-        answer = tl.dot(q, rounded, input_precision=PRECISION) + tl.dot(
-            seen, writes, input_precision=PRECISION
-        )
+        known = tl.dot(k, rounded, input_precision=PRECISION) * (k_factor * tl.exp(total))[:, None]
+        fresh = (v.to(tl.float32) - known).to(dtype)
+        writes = tl.dot(inverse, fresh, input_precision=PRECISION)
+        answer = tl.dot(q, rounded, input_precision=PRECISION) * (q_factor * tl.exp(total))[:, None]
+        answer += tl.dot(seen, writes.to(dtype), input_precision=PRECISION)
         tl.store(
             out + of_head[:, None] * VALUE + value[None, :], answer.to(dtype), mask=values_there
         )
-        last = tl.minimum(end - first, BLOCK) - 1
-        total = tl.load(totals + (first + last).to(tl.int64) * VALUE_HEADS + head)
-        state = state * tl.exp(total) + tl.dot(tl.trans(k), writes, input_precision=PRECISION)
+        writes *= (k_factor * tl.exp(whole - total))[:, None]
+        state = state * tl.exp(whole) + tl.dot(
+            tl.trans(k), writes.to(dtype), input_precision=PRECISION
+        )
     tl.store(held, state.to(matrix.dtype.element_ty), mask=kept)
 
 
@@ -260,7 +288,7 @@ def _norm(
     HEADS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """Kernel of launch 5: norms and gates the outputs, with one program per token and HEADS of its
+    """Kernel of launch 6: norms and gates the outputs, with one program per token and HEADS of its
     value heads. answers: outputs of `_carry`. given: has the gates z."""
     at = tl.program_id(0)
     if at < tl.load(start + chunks):
@@ -300,51 +328,62 @@ def delta_chunks(
 
     mixed = empty(h.channels)
     convolve_chunks(given, w.taps, None, window, inputs, mixed, gated=False)
-    new_k, late_q, late_k = (empty(h.value_heads, h.key_width) for _ in range(3))
-    new_v, scores = (empty(h.value_heads, width) for width in (h.value_width, BLOCK.value))
-    totals = empty(h.value_heads, dtype=torch.float32)
+    solved, scores = (empty(h.value_heads, BLOCK.value) for _ in range(2))
+    factors = empty(4 * h.value_heads, dtype=torch.float32)
+    blocks = tokens // BLOCK.value + chunks
+    room = given.new_empty((blocks, h.value_heads, BLOCK.value, SMALL.value), dtype=torch.float32)
     keys, values = (max(LEAST, next_power_of_2(width)) for width in (h.key_width, h.value_width))
     wide = given.dtype == torch.float32
     exact, warps = ("tf32x3", 8) if wide else ("tf32", 4)
-    shape = {"VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
-    _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
-        mixed,
+    shape = {
+        "KEY_HEADS": h.key_heads,
+        "VALUE_HEADS": h.value_heads,
+        "KEY": h.key_width,
+        "VALUE": h.value_width,
+    }
+    _decays[(blocks,)](
         rates,
         w.decay,
         w.step_bias,
         start,
-        new_k,
-        new_v,
-        scores,
-        late_q,
-        late_k,
-        totals,
+        factors,
         rows,
         chunks,
+        tokens,
+        w.most_rate,
+        VALUE_HEADS=h.value_heads,
+        HEADS=next_power_of_2(h.value_heads),
+        num_warps=4,
+    )
+    _blocks[(blocks, h.value_heads)](
+        mixed,
+        start,
+        solved,
+        scores,
+        factors,
+        room,
+        chunks,
+        tokens,
         h.key_width**-0.5,
         NORM_EPS,
-        w.most_rate,
         **shape,
-        KEY_HEADS=h.key_heads,
         KEYS=keys,
-        VALUES=values,
         PRECISION=exact,
         num_warps=warps,
         num_stages=1,
     )
     answers, part = empty(h.value_size), min(_PART, values)
     _carry[(chunks, h.value_heads, cdiv(h.value_width, part))](
-        new_k,
-        new_v,
+        mixed,
+        solved,
         scores,
-        late_q,
-        late_k,
-        totals,
+        factors,
         start,
         matrix,
         states.chunk_slots,
         answers,
         matrix.stride(0),
+        tokens,
         **shape,
         KEYS=keys,
         VALUES=part,

@@ -22,7 +22,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 
 _CHANNELS = 256  # channels of a program for a decode row
-_TILE = (16, 128)  # tokens and channels of a program for a chunk
+_TILE = (16, 512)  # tokens and channels of a program for a chunk
 
 
 @triton.jit
@@ -239,44 +239,50 @@ def _chunks(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Computes the convolution of TOKENS tokens of a chunk, for CHANNELS channels. rows: decode
-    rows of the step, whose tokens come first in `given`. skipped: those that `out` leaves out."""
+    """Computes the convolution of TOKENS tokens of a chunk, one after another, for CHANNELS
+    channels. rows: decode rows of the step, whose tokens come first in `given`. skipped: those that
+    `out` leaves out."""
     chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
-        channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-        own = tl.arange(0, TOKENS)[:, None]
-        there = (own < count) & (channel < channels)
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        there = channel < channels
         held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
-        # index of the token in its chunk
-        since = first + own - tl.load(start + chunk)
+        since = first - tl.load(start + chunk)  # index of the first token in its chunk
         position = tl.load(context + chunk) + since
-        token = (rows + first + own).to(tl.int64)
-        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
+        token = (rows + first).to(tl.int64)
+        weights, recent = (), ()
         for tap in tl.static_range(TAPS):
-            back = TAPS - 1 - tap  # the tap's token is so many tokens before this one
+            by = tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
+            weights = weights + (by,)
+        for tap in tl.static_range(TAPS - 1):
+            back = TAPS - 1 - tap  # the tap's token is so many tokens before the first one
             here = there & (since >= back)
             seen = came_of(given, token - back, stride, channel, here, channels, GATED)
-            if tap < TAPS - 1:
-                before = held + (position + (WIDTH - TAPS + 1 + tap)) % WIDTH * RING
-                seen += tl.load(before, mask=there & (since < back), other=0.0).to(tl.float32)
-            seen_by = tl.load(weight + channel * TAPS + tap, mask=channel < channels, other=0.0).to(
-                tl.float32
+            before = held + (position + (WIDTH - back)) % WIDTH * RING
+            seen += tl.load(before, mask=there & (since < back), other=0.0).to(tl.float32)
+            recent = recent + (seen,)
+        for own in tl.static_range(TOKENS):
+            here = there & (own < count)
+            came = came_of(given, token + own, stride, channel, here, channels, GATED)
+            recent = recent + (came,)
+            total = tl.zeros((CHANNELS,), tl.float32)
+            for tap in tl.static_range(TAPS):
+                total += recent[own + tap] * weights[tap]
+            to = token + own - skipped
+            _answer(
+                given,
+                bias,
+                out,
+                token + own,
+                to,
+                stride,
+                channel,
+                here,
+                channels,
+                total,
+                BIAS,
+                GATED,
             )
-            total += seen * seen_by
-        _answer(
-            given,
-            bias,
-            out,
-            token,
-            token - skipped,
-            stride,
-            channel,
-            there,
-            channels,
-            total,
-            BIAS,
-            GATED,
-        )
 
 
 @triton.jit(do_not_specialize=["rows"])

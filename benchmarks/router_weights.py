@@ -30,7 +30,10 @@ def spread_experts(engine: str, llm: Any) -> None:
     # a prepared matrix of a GPU holds its weight in an attribute
     _draw([getattr(matrix, "weight", matrix) for matrix in matrices])
     norms = [each for each in model.weights() if each.parts[0].name.endswith("norm.weight")]
-    corrections = [part.correction for part in routed if part.correction is not None]
+    # an earlier Penstock's experts have no such attribute
+    corrections = [
+        part.correction for part in routed if getattr(part, "correction", None) is not None
+    ]
     _fill([weight.value for weight in norms], 1.0)
     _fill([weight.value for weight in corrections], 0.0)
 

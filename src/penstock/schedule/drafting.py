@@ -148,7 +148,7 @@ class Drafting:
     def read(self, plan: StepPlan, read: Read, groups: Groups) -> bool:
         """Takes in a step that was read: which drafts were right, and which samples ended. Returns
         True if these were the last drafts in flight: from now on planned lengths are exact."""
-        if self.texts is not None and read.ended.size:
+        if self.texts is not None and self._keeps and read.ended.size:
             of = self.rows.group[read.ended].tolist()
             self.ended(
                 {row: groups[at].live for row, at in zip(read.ended.tolist(), of, strict=True)}

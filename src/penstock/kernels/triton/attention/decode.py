@@ -29,7 +29,7 @@ from penstock.kernels.triton.attention.flash_loop import (
 )
 from penstock.kernels.triton.attention.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, processors_of
-from penstock.kernels.triton.pdl import has_pdl, wait
+from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 MOST_SPLITS = 64  # the most programs that share a row
 # if there are few rows, they are shared until there are about so many programs, which keep an H200
@@ -218,9 +218,12 @@ def join_parts(
     TOKENS: tl.constexpr,
     MOST: tl.constexpr,
     JOINED: tl.constexpr,  # parts that are loaded at once
+    EARLY: tl.constexpr,  # see pdl.py
 ):
     """Joins the results of the programs that share a row, for one query and head. Their outputs
     `part` are weighted by their log-sum-exps."""
+    wait(EARLY)
+    release(EARLY)
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
@@ -344,6 +347,7 @@ def attend_rows(
         launch_pdl=bool(early),
     )
     if splits > 1:
+        early = early_of(q.device, count * heads)
         join_parts[(count * heads,)](
             out,
             part,
@@ -361,7 +365,9 @@ def attend_rows(
             tokens,
             MOST_SPLITS,
             16,
+            early,
             num_warps=2,
+            launch_pdl=bool(early),
         )
 
 

@@ -34,6 +34,7 @@ from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _pr
 from penstock.kernels.triton.attention.latent_maps import absorbed_queries, values_of
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
+from penstock.kernels.triton.pdl import early_of
 
 Shape = tuple[int, int, int, int]  # (least queries of a program, tokens of a tile, warps, stages)
 # Rows from which on the GPU has programs enough if one holds up to 32 heads. At most PREFIX_ROWS,
@@ -225,6 +226,7 @@ def _attend_rows(
     skips = state is not None or own_lse is not None
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
+    early = early_of(q.device, count * parts * splits)
     _own[(count * parts, splits)](
         q,
         rotated,
@@ -256,9 +258,12 @@ def _attend_rows(
         PART_TOKENS=PART_TOKENS,
         PART_TILE=PART_TILE,
         SPLIT=splits > 1,
+        EARLY=early,
+        launch_pdl=bool(early),
         **_how(q, shape),
     )
     if splits > 1:
+        early = early_of(q.device, count * heads)
         join_parts[(count * heads,)](
             out,
             part,
@@ -277,7 +282,9 @@ def _attend_rows(
             shape[1],
             MOST_SPLITS,
             8,
+            early,
             num_warps=4,
+            launch_pdl=bool(early),
         )
 
 

@@ -13,6 +13,7 @@ from penstock.kernels.triton.attention.decode import (
 )
 from penstock.kernels.triton.attention.flash_loop import nothing_seen, owner, span
 from penstock.kernels.triton.attention.latent_walk import _queries, _walk, _with_eight, _write
+from penstock.kernels.triton.pdl import release, wait
 
 
 @triton.jit(
@@ -163,11 +164,14 @@ def _own(
     PART_TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Computes attention of a decode query over a part of its own tokens, which come after its
     group's prefix if SKIPS. CONTINUES: the first program of a query continues from the result of
     the prefix. Without it, but with SKIPS, the log-sum-exp is written to lse [S, H]; then nothing
-    is split."""
+    is split. EARLY: see pdl.py."""
+    wait(EARLY)
+    release(EARLY)
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)

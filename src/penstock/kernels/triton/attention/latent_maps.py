@@ -8,6 +8,8 @@ LatentSizes."""
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
-from penstock.kernels.triton.pdl import has_pdl, wait
+from penstock.kernels.triton.pdl import early_of, release, wait
 
 # The most tokens whose products are the kernels'. GLM-4.7-Flash's two take on an H200 5.4 + 9.6 us at
 # 64 tokens, the library's 4.0 + 4.7; at 1,000 tokens 22 + 22, 13 + 12.
@@ -38,6 +40,7 @@ def _product(
     lane = tl.arange(0, LANES)
     first = tl.load(w + lane[:, None] * step, mask=there & (lane < K)[:, None], other=0.0)
     wait(EARLY)
+    release(EARLY)
     row = tl.load(x + lane[None, :], mask=real & (lane < K)[None, :], other=0.0)
     sums = tl.dot(row, first, input_precision=PRECISION)
     for at in range(LANES, K, LANES):
@@ -117,7 +120,9 @@ def absorbed_queries(q: Tensor, up: Tensor, sizes: LatentSizes) -> Tensor:
         _by_head(q[..., : sizes.still], up[:, : sizes.still], out)
     elif tokens:
         how = _how(tokens, sizes.still, q.dtype)
-        _absorb[_grid(sizes.rank, heads, tokens, how)](
+        grid = _grid(sizes.rank, heads, tokens, how)
+        early = early_of(q.device, prod(grid))
+        _absorb[grid](
             q,
             up,
             out,
@@ -129,7 +134,8 @@ def absorbed_queries(q: Tensor, up: Tensor, sizes: LatentSizes) -> Tensor:
             VALUE=sizes.value,
             HEADS=heads,
             **how,
-            **_early(q.device),
+            EARLY=early,
+            launch_pdl=bool(early),
         )
     return out
 
@@ -142,7 +148,9 @@ def values_of(seen: Tensor, up: Tensor, sizes: LatentSizes, out: Tensor) -> Tens
         _by_head(seen, up[:, sizes.still :].mT, out)
     elif tokens:
         how = _how(tokens, sizes.rank, seen.dtype)
-        _answer[_grid(sizes.value, heads, tokens, how)](
+        grid = _grid(sizes.value, heads, tokens, how)
+        early = early_of(seen.device, prod(grid))
+        _answer[grid](
             seen,
             up,
             out,
@@ -152,7 +160,8 @@ def values_of(seen: Tensor, up: Tensor, sizes: LatentSizes, out: Tensor) -> Tens
             VALUE=sizes.value,
             HEADS=heads,
             **how,
-            **_early(seen.device),
+            EARLY=early,
+            launch_pdl=bool(early),
         )
     return out
 
@@ -178,8 +187,3 @@ def _how(tokens: int, inputs: int, dtype: torch.dtype) -> dict[str, int | str]:
 
 def _grid(outputs: int, heads: int, tokens: int, how: dict[str, int | str]) -> tuple[int, int, int]:
     return cdiv(outputs, int(how["BN"])), heads, cdiv(tokens, int(how["BM"]))
-
-
-def _early(device: torch.device) -> dict[str, int | bool]:
-    early = has_pdl(device)
-    return {"EARLY": early, "launch_pdl": bool(early)}

@@ -12,6 +12,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention.rotary_and_store import to_eight
 from penstock.kernels.triton.grid import next_power_of_2
+from penstock.kernels.triton.pdl import early_of, release, wait
 
 
 @triton.jit
@@ -38,21 +39,25 @@ def _store(
     RANK_PAD: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per token: norms and stores its latent, rotates its key and the queries of all
     heads. vectors, beside: pointers to latents and rotated keys in the cache (LatentKv). of_eight:
-    pointer to the scale of eight bits, if EIGHT."""
+    pointer to the scale of eight bits, if EIGHT. EARLY: see pdl.py."""
+    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
+    inside, there = lane < RANK, half < HALF
+    weight = tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
+    wait(EARLY)
+    release(EARLY)
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
     FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers
     to = vectors + slot // 16 * stride_block + slot % 16 * FROM
     turned = beside + slot // 16 * stride_beside + slot % 16 * (2 * HALF if EIGHT else FROM)
     dtype: tl.constexpr = given.dtype.element_ty
-    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
-    inside, there = lane < RANK, half < HALF
     full = tl.load(given + token * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
     normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
-    normed *= tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
+    normed *= weight
     if EIGHT:
         tl.store(to + lane, to_eight(normed.to(dtype), tl.load(of_eight)), mask=inside)
     else:
@@ -90,6 +95,7 @@ def latent_store(
     (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
     assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
     if tokens:
+        early = early_of(q.device, tokens)
         _store[(tokens,)](
             given,
             q,
@@ -113,5 +119,7 @@ def latent_store(
             RANK_PAD=next_power_of_2(rank),
             HALF=turning // 2,
             HALF_PAD=next_power_of_2(turning // 2),
+            EARLY=early,
             num_warps=4,
+            launch_pdl=bool(early),
         )

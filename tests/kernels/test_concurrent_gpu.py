@@ -33,7 +33,7 @@ def test_a_shared_expert_beside_the_experts(kind: str | None, tokens: int) -> No
     ops = choose(device, torch.bfloat16)
     streams: list[torch.cuda.Stream] = []
 
-    def seen(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    def seen(work: Callable[..., Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         def noted() -> Tensor:
             streams.append(torch.cuda.current_stream())
             return other()
@@ -90,7 +90,7 @@ def test_an_error_in_a_branch_is_the_captures_error() -> None:
     def fails() -> Tensor:
         raise MemoryError("here")
 
-    for pair in ((fails, lambda: x + 1), (lambda: x + 1, fails)):
+    for pair in ((lambda met: fails(), lambda: x + 1), (lambda met: x + 1, fails)):
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

@@ -148,7 +148,18 @@ def test_many_inputs_of_down_scaled_by_row_are_summed_as_precisely_as_in_groups(
     cut = replace(by_row.gate_up, outputs=128, warps=8)
     by_group = replace(by_row, gate_up=cut, scaled_by_row=False)
     errors = [
-        (cases.moe.experts(x.cuda(), scores.cuda(), prepared, plan).double().cpu() - wanted).abs()
+        (
+            cases.moe.experts(x.cuda(), scores.cuda(), prepared, plan=plan).double().cpu() - wanted
+        ).abs()
         for plan in (by_row, by_group)
     ]
     assert errors[0].mean() < 1.25 * errors[1].mean()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks", "nvfp4"])
+@pytest.mark.parametrize("tokens", [1, 16, 300])
+def test_a_shared_experts_output_is_added(kind, tokens, gated):
+    from triton_kernel_cases_moe import check_shared
+
+    check_shared("cuda", torch.bfloat16, kind, tokens, gated)

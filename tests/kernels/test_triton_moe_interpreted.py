@@ -137,7 +137,9 @@ def test_one_token_in_other_cuts(kind):
     x, scores = cases.drawn(1, 144, seed=3), cases.drawn(1, 3, seed=4)
     wanted, _ = cases.naive(x, scores, of, gate_up, down)
     routes = cases.moe_route.route(scores, of.routing, torch.zeros(3, dtype=torch.int32), 0)
-    got = moe_one.one_token(x, routes, of, (moe_one.OneCut(4, 128, 1), moe_one.OneCut(8, 32, 2)))
+    got = moe_one.one_token(
+        x, routes, of, cuts=(moe_one.OneCut(4, 128, 1), moe_one.OneCut(8, 32, 2))
+    )
     torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -161,6 +163,14 @@ def test_which_experts_have_kernels_for_one_token():
         of, _, _ = cases.made_experts(CPU, F32, kind, 3, 256, 256, 1)
         assert moe_one.takes_one(of) == (kind in ("plain", "channel", "blocks")), kind
         assert moe_four.takes_four(of) == (kind in ("four", "nvfp4")), kind
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    "kind, tokens", [("plain", 1), ("plain", 9), ("channel", 40), ("nvfp4", 1)]
+)
+def test_a_shared_experts_output_is_added(kind, tokens, gated):
+    cases.check_shared(CPU, F32, kind, tokens, gated)
 
 
 def test_all_to_the_same_experts():

@@ -13,10 +13,11 @@ from torch import Tensor
 from triton_kernel_cases import drawn
 from triton_kernel_cases_fp4 import stored
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate, SharedOutput
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.reference.experts import moe as plain
 from penstock.kernels.routing import Routing
+from penstock.kernels.triton.elementwise.activation import add_opened
 from penstock.kernels.triton.experts import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
@@ -251,7 +252,7 @@ def check_experts(
     prepared = moe.prepare_experts(of)
     used = plan or moe.plan_of(tokens, of)
     for _ in range(2):  # counts are at zero again
-        got = moe.experts(x.to(device), scores.to(device), prepared, plan)
+        got = moe.experts(x.to(device), scores.to(device), prepared, plan=plan)
         steps = {"wide": 0.0, "pair": 2.0**-7, "eight": 2.0**-3}
         lost = max(steps[used.gate_up.form], steps[used.down.form], 8 * torch.finfo(dtype).eps)
         if tokens == 1 and plan is None and of.gate_up.in_fp4:
@@ -274,12 +275,28 @@ def check_alone(device: str, dtype: torch.dtype, kind: str, tokens: int) -> None
     )
     plan = moe.plan_of(tokens, of)
     x, scores = x.to(device), scores.to(device)
-    whole = moe.experts(x, scores, prepared, plan)
+    whole = moe.experts(x, scores, prepared, plan=plan)
     for some in (slice(0, 1), slice(tokens // 3, tokens - 1)):
         assert torch.equal(
-            moe.experts(x[some].contiguous(), scores[some].contiguous(), prepared, plan),
+            moe.experts(x[some].contiguous(), scores[some].contiguous(), prepared, plan=plan),
             whole[some],
         )
+
+
+def check_shared(device: str, dtype: torch.dtype, kind: str, tokens: int, gated: bool) -> None:
+    """A shared expert's output is added as a launch of its own adds it, bit by bit."""
+    d = 288
+    of, _, _ = made_experts(device, dtype, kind, 5, d, 64, 2)
+    prepared = moe.prepare_experts(of)
+    x, made, gate = (
+        drawn(rows, d, seed=seed, dtype=dtype).to(device)
+        for rows, seed in ((tokens, 1), (tokens, 2), (1, 3))
+    )
+    scores = drawn(tokens, 5, seed=4, dtype=dtype).to(device)
+    shared = SharedOutput(lambda: made, gate if gated else None, 1.5)
+    whole = moe.experts(x, scores, prepared, shared)
+    alone = moe.experts(x, scores, prepared)
+    assert torch.equal(whole, add_opened(alone, made, x, shared.gate, 1.5))
 
 
 def crowded(tokens: int, count: int, top_k: int) -> Tensor:

@@ -5,6 +5,7 @@ Describes the layout of numbers and scales; no kernels, no layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,6 +121,17 @@ class ExpertMatrix:
         return (
             (numbers.float().unflatten(1, (scale.shape[1], -1)) - zero) * scale[..., None]
         ).flatten(1)
+
+
+@dataclass(slots=True, frozen=True)
+class SharedOutput:
+    """The output of a shared expert, which is added to that of the experts: scale * made, or with a
+    gate scale * made * sigmoid(x . gate). made: function that returns [T, d], after waiting for the
+    launches that compute it. gate: [1, d]."""
+
+    made: Callable[[], Tensor]
+    gate: Tensor | None
+    scale: float
 
 
 @dataclass(slots=True, frozen=True)

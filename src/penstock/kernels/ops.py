@@ -268,11 +268,16 @@ class Ops:
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     # experts of a layer -> the third argument of `experts`; called once, at load
     prepare_experts: Callable[[Experts], Any]
-    # two functions, without sums over ranks -> what they return; their launches may run side by side
-    concurrent: Callable[[Callable[[], Tensor], Callable[[], Tensor]], tuple[Tensor, Tensor]]
-    # x [T, d], scores of the router [T, E], prepared experts -> [T, d]: the outputs of each token's
-    # k experts (the lower number among equal scores), weighted and summed in float32
-    experts: Callable[[Tensor, Tensor, Any], Tensor]
+    # Two functions, without sums over ranks -> what they return; their launches may run side by
+    # side. The first is called with a function that waits for the second, and returns what it
+    # returned.
+    concurrent: Callable[
+        [Callable[[Callable[[], Tensor]], Tensor], Callable[[], Tensor]], tuple[Tensor, Tensor]
+    ]
+    # x [T, d], scores of the router [T, E], prepared experts, SharedOutput or None -> [T, d]: the
+    # outputs of each token's k experts (the lower number among equal scores), weighted and summed in
+    # float32; rounded, then plus the shared expert's output
+    experts: Callable[..., Tensor]
     attention: Attention
     latent_store: LatentStore
     latent_attention: AttentionOverLatents

@@ -121,7 +121,9 @@ class Gemma4Layer:
             made = self.mlp(ops, rows)
             found = routed(ops, inputs)
         else:
-            found, made = ops.concurrent(lambda: routed(ops, inputs), lambda: self.mlp(ops, rows))
+            found, made = ops.concurrent(
+                lambda met: routed(ops, inputs), lambda: self.mlp(ops, rows)
+            )
         parts = (made, routed.behind_mlp.weight.value), (found, routed.behind.weight.value)
         return ops.add_normed(stream, parts, self.behind.weight.value, self.behind.eps, last)
 

@@ -6,13 +6,13 @@ step, d: hidden size, intermediate: inner size of an expert."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate, SharedOutput
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.kernels.routing import Routing
@@ -65,10 +65,14 @@ class SharedExpert:
     gate: Weight | None = None
     scale: float = 1.0  # factor of the shared expert's output
 
-    def add_to(self, out: Tensor, made: Tensor, ops: Ops, x: Tensor) -> Tensor:
-        """Adds the MLP's output `made` for x to out, [T, d] each; returns out."""
-        gate = None if self.gate is None else self.gate.value
-        return ops.add_opened(out, made, x, gate, self.scale)
+    @property
+    def opening(self) -> Tensor | None:
+        """The gate's weight [1, d]; None: there is no gate."""
+        return None if self.gate is None else self.gate.value
+
+    def output(self, made: Callable[[], Tensor]) -> SharedOutput:
+        """Returns what is added to the experts' output. made: function that returns the MLP's."""
+        return SharedOutput(made, self.opening, self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -115,25 +119,30 @@ class Moe:
         if (shared := self.shared) is None:
             return self.answer(ops, x, self.router(ops, x))
         out, made = ops.concurrent(
-            lambda: self._routed(ops, x, self.router(ops, x)), lambda: shared.mlp(ops, x)
+            lambda met: self._routed(ops, x, self.router(ops, x), shared.output(met)),
+            lambda: shared.mlp(ops, x),
         )
-        return self._sum(shared.add_to(out, made, ops, x))
+        if self.latent is not None:
+            out = ops.add_opened(out, made, x, shared.opening, shared.scale)
+        return self._sum(out)
 
     def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
         """Returns the experts' output [T, d] for x [T, d]. scores: the router's scores [T,
         experts], which may be computed from another input than x."""
         return self._sum(self._routed(ops, x, scores))
 
-    def _routed(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
-        """Returns `answer`, or this rank's part of it."""
+    def _routed(
+        self, ops: Ops, x: Tensor, scores: Tensor, shared: SharedOutput | None = None
+    ) -> Tensor:
+        """Returns `answer`, or this rank's part of it, plus the output of a shared expert unless
+        the experts' input is narrower than x."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
-        inner = x if self.latent is None else self.latent[0](ops, x)
-        out = ops.experts(inner, scores, self.prepared)
+        if self.latent is None:
+            return ops.experts(x, scores, self.prepared, shared)
         # each rank may map its own part of the sum, since the map is linear
-        if self.latent is not None:
-            out = self.latent[1](ops, out)
-        return out
+        narrower, wider = self.latent
+        return wider(ops, ops.experts(narrower(ops, x), scores, self.prepared, None))
 
     def _sum(self, part: Tensor) -> Tensor:
         """Returns the sum over ranks of their parts [T, d]."""

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 
-def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns what `work` and `other` return; `other` runs first."""
+def concurrent(
+    work: Callable[[Callable[[], Tensor]], Tensor], other: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns what `work` and `other` return; `other` runs first. `work` is given a function that
+    returns what `other` returned."""
     made = other()
-    return work(), made
+    return work(lambda: made), made

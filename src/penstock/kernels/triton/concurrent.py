@@ -17,9 +17,12 @@ from penstock.kernels.reference.concurrent import concurrent as one_after_the_ot
 _BESIDE: dict[torch.cuda.Stream, torch.cuda.Stream] = {}  # stream -> the one beside it
 
 
-def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def concurrent(
+    work: Callable[[Callable[[], Tensor]], Tensor], other: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Returns what `work` and `other` return. If a graph is being captured, `other` is launched on
-    a stream beside the current one, which waits for it in the end."""
+    a stream beside the current one, which waits for it in the end. `work` is given a function that
+    waits for it earlier, and returns what `other` returned."""
     if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
         return one_after_the_other(work, other)
     here = torch.cuda.current_stream()
@@ -28,7 +31,12 @@ def concurrent(work: Callable[[], Tensor], other: Callable[[], Tensor]) -> tuple
     try:
         with torch.cuda.stream(beside):
             made = other()
-        return work(), made
+
+        def met() -> Tensor:
+            here.wait_stream(beside)
+            return made
+
+        return work(met), made
     finally:
         # After an error too: the end of a capture with an open branch would hide it.
         here.wait_stream(beside)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, SharedOutput
 from penstock.kernels.fp8_rows import wide
-from penstock.kernels.reference.elementwise.activation import gelu_mul, relu2, silu_mul
+from penstock.kernels.reference.elementwise.activation import add_opened, gelu_mul, relu2, silu_mul
 from penstock.kernels.routing import Routing
 
 
@@ -53,9 +53,9 @@ def prepare_experts(experts: Experts) -> Experts:
     return experts
 
 
-def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
-    """Returns the sum of weight * expert(x), [T, d], summed in float32. x: [T, d]. scores: the
-    router's scores [T, E].
+def experts(x: Tensor, scores: Tensor, of: Experts, shared: SharedOutput | None = None) -> Tensor:
+    """Returns the sum of weight * expert(x), [T, d], summed in float32, plus the output of a shared
+    expert. x: [T, d]. scores: the router's scores [T, E].
 
     On a GPU every expert processes every token, with weight 0 if it wasn't chosen. So the host
     doesn't wait for data from the device, and a step can be captured as a graph."""
@@ -74,7 +74,9 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
             out.addcmul_(made.float(), mine[:, None])
         else:
             out.index_add_(0, rows, made.float() * mine[rows, None])
-    return out.to(x.dtype)
+    if shared is None:
+        return out.to(x.dtype)
+    return add_opened(out.to(x.dtype), shared.made(), x, shared.gate, shared.scale)
 
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:

@@ -120,6 +120,21 @@ def _opened(
 
 
 @triton.jit
+def opened_of(made, x, weight, scale, at, there, GATED: tl.constexpr):
+    """Returns scale * made, or if GATED scale * made * sigmoid(x . weight), of a row's numbers in
+    float32. The product and the sigmoid are rounded as in torch. made, x: pointers. at, there:
+    indices of the row's numbers, all of them if GATED, and their mask. weight: float32, like
+    `at`."""
+    value = tl.load(made + at, mask=there, other=0.0).to(tl.float32) * scale
+    if GATED:
+        dtype = made.dtype.element_ty
+        seen = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        opening = tl.sum(seen * weight).to(dtype).to(tl.float32)
+        value *= (1.0 / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _add_opened(
     out,
     made,
@@ -134,19 +149,15 @@ def _add_opened(
     """Kernel of `add_opened`, with one program per row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     there, at = column < width, row * width + column
+    weight = 0.0
     if GATED:
         # loaded before `wait`, since weights are constant
         weight = tl.load(gate + column, mask=there, other=0.0).to(tl.float32)
     wait(EARLY)
     release(EARLY)
-    value = tl.load(made + at, mask=there, other=0.0).to(tl.float32) * scale
-    dtype = out.dtype.element_ty
-    if GATED:
-        seen = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-        opening = tl.sum(seen * weight).to(dtype).to(tl.float32)
-        value *= (1.0 / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32)
+    value = opened_of(made, x, weight, scale, at, there, GATED)
     value += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, value.to(dtype), mask=there)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=there)
 
 
 def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:

@@ -28,19 +28,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, SharedOutput
 from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.elementwise.activation import GATES
 from penstock.kernels.triton.experts.moe_four import one_token_of_four, takes_four
-from penstock.kernels.triton.experts.moe_kernels import _grouped, _summed
+from penstock.kernels.triton.experts.moe_kernels import _grouped
 from penstock.kernels.triton.experts.moe_one import one_token, takes_one
 from penstock.kernels.triton.experts.moe_route import Routes, route
-from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
+from penstock.kernels.triton.experts.moe_sum import add_up, with_shared
+from penstock.kernels.triton.grid import cdiv, shared_of
 from penstock.kernels.triton.linear.fp4_scales import in_pairs, in_words, short_scales
 from penstock.kernels.triton.linear.fp8 import BITS, pointers, quantize_rows
 from penstock.kernels.triton.linear.widen import WIDE
-from penstock.kernels.triton.pdl import early_of, has_pdl
+from penstock.kernels.triton.pdl import has_pdl
 
 # With up to this many tokens, each pair (token, choice) is a tile of its own. An expert that two
 # pairs share is then read twice.
@@ -178,10 +179,14 @@ def _plan_of_integers(tokens: int, of: Experts) -> Plan:
 
 
 def experts(
-    x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | None = None
+    x: Tensor,
+    scores: Tensor,
+    prepared: PreparedExperts,
+    shared: SharedOutput | None = None,
+    plan: Plan | None = None,
 ) -> Tensor:
-    """Returns for each token the weighted sum of its experts' outputs, [T, d]. x: [T, d]. scores:
-    outputs of the router [T, E]. plan: None: see `plan_of`."""
+    """Returns for each token the weighted sum of its experts' outputs, plus the output of a shared
+    expert, [T, d]. x: [T, d]. scores: outputs of the router [T, E]. plan: None: see `plan_of`."""
     of, (tokens, d) = prepared.of, x.shape
     out = torch.empty_like(x)
     if not tokens:
@@ -191,33 +196,18 @@ def experts(
         return route(scores, of.routing, prepared.counts, rows, of.correction, of.answer_scale)
 
     if tokens == 1 and plan is None and takes_one(of):
-        return one_token(x, routed(0), of)
+        return one_token(x, routed(0), of, shared)
     if tokens == 1 and plan is None and takes_four(of):
         row = quantize_rows(x, "fixed")
         assert isinstance(row, FixedRow)
-        return one_token_of_four(row, routed(0), of)
+        return with_shared(one_token_of_four(row, routed(0), of), shared, x)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
     routes = routed(plan.gate_up.rows if plan.sorted else 0)
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)
-    block = min(1024, next_power_of_2(d))
-    grid = (tokens, cdiv(d, block))
-    early = early_of(x.device, grid[0] * grid[1])
-    _summed[grid](
-        made,
-        routes.weights,
-        out,
-        prepared.counts,
-        of.shape[0],
-        d,
-        K=of.top_k,
-        EARLY=early,
-        BLOCK=block,
-        num_warps=4,
-        launch_pdl=bool(early),
-    )
+    add_up(made, routes.weights, out, prepared.counts, of, x, shared)
     return out
 
 

@@ -10,7 +10,7 @@ from penstock.kernels.triton.elementwise.activation import gated
 from penstock.kernels.triton.experts.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.linear.fp8 import store_fp8
 from penstock.kernels.triton.linear.widen import FOUR
-from penstock.kernels.triton.pdl import release, wait
+from penstock.kernels.triton.pdl import wait
 
 
 @triton.jit
@@ -410,33 +410,3 @@ def _grouped(
                 EVEN_K,
                 STAGES,
             )
-
-
-@triton.jit
-def _summed(
-    made,
-    weights,
-    out,
-    counts,
-    experts,
-    d,
-    K: tl.constexpr,
-    EARLY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Adds up a token's K weighted rows, in order, and resets the experts' counts to zero. made: [T
-    * K, d]. weights: [T, K]. counts: [experts]."""
-    wait(EARLY)
-    release(EARLY)
-    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for j in tl.static_range(K):
-        row = tl.load(made + (token * K + j) * d + column, mask=column < d, other=0.0).to(
-            tl.float32
-        )
-        total += row * tl.load(weights + token * K + j)
-    tl.store(out + token * d + column, total.to(out.dtype.element_ty), mask=column < d)
-    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-        for at in range(0, experts, BLOCK):
-            lane = at + tl.arange(0, BLOCK)
-            tl.store(counts + lane, tl.zeros((BLOCK,), tl.int32), mask=lane < experts)

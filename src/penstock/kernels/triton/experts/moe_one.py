@@ -19,10 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, SharedOutput
 from penstock.kernels.fp8_rows import FP8_GROUP
 from penstock.kernels.triton.elementwise.activation import GATES, both, gated
 from penstock.kernels.triton.experts.moe_route import Routes
+from penstock.kernels.triton.experts.moe_sum import with_shared
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
@@ -103,6 +104,8 @@ def _down(
     scale,
     chosen,
     weights,
+    shared,
+    factor,
     out,
     N,
     K: tl.constexpr,
@@ -110,10 +113,12 @@ def _down(
     BN: tl.constexpr,
     BK: tl.constexpr,
     SCALES: tl.constexpr,
+    SHARED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Writes out [N], the weighted sum of the experts' outputs. middle: [TOP_K, K], the result of
-    `_gate_up`. chosen, weights: [TOP_K]. SCALES: see `_gate_up`."""
+    `_gate_up`. chosen, weights: [TOP_K]. SCALES: see `_gate_up`. SHARED: factor * shared [N] is
+    added to the rounded sum."""
     wait(EARLY)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
@@ -125,7 +130,11 @@ def _down(
         if SCALES == 1:
             by *= tl.load(scale + row)
         sums += made * by[:, None]
-    tl.store(out + n, tl.sum(sums, axis=1).to(out.dtype.element_ty), mask=n < N)
+    answer = tl.sum(sums, axis=1)
+    if SHARED:
+        answer = answer.to(out.dtype.element_ty).to(tl.float32)
+        answer += tl.load(shared + n, mask=n < N, other=0.0).to(tl.float32) * factor
+    tl.store(out + n, answer.to(out.dtype.element_ty), mask=n < N)
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,13 +173,19 @@ def _lanes(size: int) -> int:
 
 
 def one_token(
-    x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None
+    x: Tensor,
+    routes: Routes,
+    of: Experts,
+    shared: SharedOutput | None = None,
+    cuts: tuple[OneCut, OneCut] | None = None,
 ) -> Tensor:
-    """Returns the weighted sum of the experts' outputs, [1, d]. x: [1, d]. routes: of x, without
-    sorting. cuts: None: see `cuts_of`."""
+    """Returns the weighted sum of the experts' outputs, plus the output of a shared expert, [1, d].
+    x: [1, d]. routes: of x, without sorting. cuts: None: see `cuts_of`."""
     (_, d, inner), (first, second) = of.shape, cuts or cuts_of(of)
     middle = torch.empty((of.top_k, inner), dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), has_pdl(x.device)
+    # what the last product adds
+    adds = shared if shared is not None and shared.gate is None else None
     _gate_up[(cdiv(inner, first.outputs), of.top_k)](
         x,
         of.gate_up.numbers,
@@ -193,6 +208,8 @@ def one_token(
         _scale(of.down, x),
         routes.chosen,
         routes.weights,
+        out if adds is None else adds.made(),
+        1.0 if adds is None else adds.scale,
         out,
         d,
         K=inner,
@@ -200,11 +217,12 @@ def one_token(
         BN=second.outputs,
         BK=second.inputs,
         SCALES=of.down.scales,
+        SHARED=adds is not None,
         EARLY=early,
         num_warps=second.warps,
         launch_pdl=bool(early),
     )
-    return out
+    return out if adds is not None else with_shared(out, shared, x)
 
 
 def _scale(matrix: ExpertMatrix, other: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ rounding to that dtype, as in HF's Llama; a float32 weight is applied before it,
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
@@ -58,9 +59,5 @@ def add_normed(
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    normed = wide * scale if wide is x else wide.mul_(scale)
-    if weight.dtype == torch.float32:
-        return normed.mul_(weight).to(x.dtype)
-    return normed.to(x.dtype).mul_(weight)
+    wide = x.float() if weight.dtype == torch.float32 else x
+    return F.rms_norm(wide, x.shape[-1:], None, eps).mul_(weight).to(x.dtype)

@@ -11,6 +11,7 @@ value."""
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
@@ -108,7 +109,6 @@ def _block(
 def _gated_norm(x: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
     """Returns the norm of each head of x [T, H, V], times silu(z). Results in between are rounded
     as in transformers. z: [T, H * V]."""
-    wide = x.float()
-    normed = (wide * (wide.square().mean(-1, keepdim=True) + weights.eps).rsqrt()).to(x.dtype)
+    normed = F.rms_norm(x, x.shape[-1:], None, weights.eps)
     gate = z.reshape(x.shape).float()
     return ((weights.norm * normed) * over_sigmoid(gate, gate)).to(x.dtype)

@@ -166,6 +166,7 @@ def _kinds_of_sizes(rows: int) -> list[int]:
     multiples of 16."""
     counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {
         min(24, rows),
+        min(56, rows),
         min(1152, rows),
     }
     return sorted({padded(count) for count in counts})

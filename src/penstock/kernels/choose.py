@@ -173,7 +173,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "short_conv": _triton(
         "recurrent.short_conv", "gates and taps in one launch of rows, two of chunks"
     ),
-    "delta_rule": _triton("recurrent.delta_rule", "one launch of rows, five of chunks"),
+    "delta_rule": _triton("recurrent.delta_rule", "one launch of rows, six of chunks"),
     "mamba2": _triton("recurrent.mamba2", "one launch of rows, four of chunks"),
     "gated_norm": _triton("recurrent.mamba2", "one launch"),
     "embed": _triton("elementwise.embedding", "one launch"),

@@ -28,18 +28,22 @@ def concurrent(
     here = torch.cuda.current_stream()
     beside = _beside(here)
     beside.wait_stream(here)
+    is_open = True
     try:
         with torch.cuda.stream(beside):
             made = other()
 
         def met() -> Tensor:
+            nonlocal is_open
             here.wait_stream(beside)
+            is_open = False
             return made
 
         return work(met), made
     finally:
         # After an error too: the end of a capture with an open branch would hide it.
-        here.wait_stream(beside)
+        if is_open:
+            here.wait_stream(beside)
 
 
 def _beside(here: torch.cuda.Stream) -> torch.cuda.Stream:

@@ -123,6 +123,8 @@ def _down(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
     sums = tl.zeros((BN, BK), tl.float32)
+    if SHARED:
+        more = tl.load(shared + n, mask=n < N, other=0.0).to(tl.float32) * factor
     for pair in tl.static_range(TOP_K):
         row = tl.load(chosen + pair).to(tl.int64) * N + tl.minimum(n, N - 1)
         made = _products(w + row * K, scale + row * EACH, middle + pair * K, BN, BK, K, SCALES)
@@ -132,8 +134,7 @@ def _down(
         sums += made * by[:, None]
     answer = tl.sum(sums, axis=1)
     if SHARED:
-        answer = answer.to(out.dtype.element_ty).to(tl.float32)
-        answer += tl.load(shared + n, mask=n < N, other=0.0).to(tl.float32) * factor
+        answer = answer.to(out.dtype.element_ty).to(tl.float32) + more
     tl.store(out + n, answer.to(out.dtype.element_ty), mask=n < N)
 
 

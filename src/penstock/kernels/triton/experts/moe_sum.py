@@ -70,6 +70,7 @@ def add_up(
     """Writes out [T, d], the weighted sums of the experts' outputs made [T * k, d], plus the output
     of a shared expert for x [T, d]. weights: [T, k]. counts: [experts], set to zero."""
     tokens, d = out.shape
+    assert x.is_contiguous()
     gate = None if shared is None else shared.gate
     block = next_power_of_2(d) if gate is not None else min(1024, next_power_of_2(d))
     grid = (tokens, cdiv(d, block))

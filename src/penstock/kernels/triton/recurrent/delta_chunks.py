@@ -78,15 +78,15 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _inverse(system, room, PRECISION: tl.constexpr):
-    """Returns the inverse of the matrix 1 + system. system: [64, 64], 0 on and above its diagonal.
-    room: pointer to 1,024 numbers of this program, float32. Diagonal blocks of 16 are inverted row
+def _inverse(system, room, count, PRECISION: tl.constexpr):
+    """Returns the inverse of the matrix 1 + system. system: [64, 64], 0 on and above its diagonal;
+    its first `count` rows are not 0. room: pointer to 16 * count numbers of this program, float32. Diagonal blocks of 16 are inverted row
     by row, each thread one column of them; in memory a row's numbers reach all threads for one
     instruction, in registers they would be exchanged. The blocks are joined by [[A, 0], [C, B]]^-1
     = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None], token[None, :]
-    own = row // SMALL == column // SMALL
+    own = (row // SMALL == column // SMALL) & (row < count)
     diagonal = room + row * SMALL + column % SMALL
     tl.store(diagonal, system, mask=own)
     tl.debug_barrier()
@@ -94,12 +94,15 @@ def _inverse(system, room, PRECISION: tl.constexpr):
     found = (tl.where(its_column == 0, 1.0, 0.0),)
     for at in tl.static_range(1, SMALL):
         new = tl.where(its_column == at, 1.0, 0.0)
+        there = token // SMALL * SMALL + at < count
         for before in tl.static_range(at):
-            new -= tl.load(its_block + at * SMALL + before) * found[before]
+            seen = tl.load(its_block + at * SMALL + before, mask=there, other=0.0)
+            new -= seen * found[before]
         found = found + (new,)
     tl.debug_barrier()
     for at in tl.static_range(SMALL):
-        tl.store(its_block + at * SMALL + its_column, found[at])
+        there = token // SMALL * SMALL + at < count
+        tl.store(its_block + at * SMALL + its_column, found[at], mask=there)
     tl.debug_barrier()
     whole = tl.load(diagonal, mask=own, other=0.0)
     return _joined(_joined(whole, system, SMALL, PRECISION), system, 2 * SMALL, PRECISION)
@@ -186,8 +189,8 @@ def _blocks(
         found = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
         found *= (k_factor * rate)[:, None]
         system = tl.where(token[:, None] > token[None, :], found, 0.0)
-        number = tl.program_id(0).to(tl.int64) * VALUE_HEADS + head
-        inverse = _inverse(system, room + number * (BLOCK * SMALL), PRECISION) * rate[None, :]
+        its_room = room + (head.to(tl.int64) * tokens + first) * SMALL
+        inverse = _inverse(system, its_room, count, PRECISION) * rate[None, :]
         of_block = (at * VALUE_HEADS + head)[:, None] * BLOCK + token[None, :]
         tl.store(solved + of_block, inverse.to(dtype), mask=there[:, None])
         q = tl.load(of_key, mask=keys_there, other=0.0)
@@ -264,7 +267,11 @@ def _carry(
         tl.store(
             out + of_head[:, None] * VALUE + value[None, :], answer.to(dtype), mask=values_there
         )
-        writes *= (k_factor * tl.exp(whole - total))[:, None]
+        if dtype == tl.float16:  # whose range is too small for writes times factors of keys
+            k = (k.to(tl.float32) * k_factor[:, None]).to(dtype)
+            writes *= tl.exp(whole - total)[:, None]
+        else:
+            writes *= (k_factor * tl.exp(whole - total))[:, None]
         state = state * tl.exp(whole) + tl.dot(
             tl.trans(k), writes.to(dtype), input_precision=PRECISION
         )
@@ -331,7 +338,7 @@ def delta_chunks(
     solved, scores = (empty(h.value_heads, BLOCK.value) for _ in range(2))
     factors = empty(4 * h.value_heads, dtype=torch.float32)
     blocks = tokens // BLOCK.value + chunks
-    room = given.new_empty((blocks, h.value_heads, BLOCK.value, SMALL.value), dtype=torch.float32)
+    room = empty(h.value_heads * SMALL.value, dtype=torch.float32)
     keys, values = (max(LEAST, next_power_of_2(width)) for width in (h.key_width, h.value_width))
     wide = given.dtype == torch.float32
     exact, warps = ("tf32x3", 8) if wide else ("tf32", 4)

@@ -126,6 +126,10 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": LATENT,
         "knobs": {"max_num_seqs": 20, "max_num_batched_tokens": 280, "kv_cache_dtype": "fp8"},
     },
+    "latent vectors, many heads": {  # rows below 64 are shared among programs, or are not
+        "shape": LATENT | {"num_attention_heads": 64, "num_key_value_heads": 64},
+        "knobs": {"max_num_seqs": 64, "max_model_len": 512},
+    },
     "latent vectors, prefixes expanded": {
         "shape": LATENT,
         "knobs": {"max_num_seqs": 100, "prefix_groups": "always"},

@@ -162,8 +162,8 @@ def _all_rows_ask(step: DeviceStep) -> None:
 
 
 def _kinds_of_sizes(rows: int) -> list[int]:
-    """Returns sizes with different compiled kernels: powers of two, and sizes that are or aren't
-    multiples of 16."""
+    """Returns sizes with different compiled kernels: powers of two, sizes that are or aren't
+    multiples of 16, and 56, between the shapes of latent attention for few and for many rows."""
     counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {
         min(24, rows),
         min(56, rows),

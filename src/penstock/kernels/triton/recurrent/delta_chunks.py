@@ -80,10 +80,10 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def _inverse(system, room, count, PRECISION: tl.constexpr):
     """Returns the inverse of the matrix 1 + system. system: [64, 64], 0 on and above its diagonal;
-    its first `count` rows are not 0. room: pointer to 16 * count numbers of this program, float32. Diagonal blocks of 16 are inverted row
-    by row, each thread one column of them; in memory a row's numbers reach all threads for one
-    instruction, in registers they would be exchanged. The blocks are joined by [[A, 0], [C, B]]^-1
-    = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
+    its first `count` rows are not 0. room: pointer to 16 * count numbers of this program, float32.
+    Diagonal blocks of 16 are inverted row by row, each thread one column of them; in memory a row's
+    numbers reach all threads for one instruction, in registers they would be exchanged. The blocks
+    are joined by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None], token[None, :]
     own = (row // SMALL == column // SMALL) & (row < count)

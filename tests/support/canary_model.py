@@ -192,8 +192,8 @@ def _latents() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     code = torch.arange(_CODE)
     # rotated pairs of the first head's queries and of the key that all heads share, as in
     # `_looks_back`
-    turn = 1.0 / float(LATENT["rope_theta"]) ** (torch.arange(0, _TURNING, 2) / _TURNING)
     real = torch.arange(0, _TURNING, 2)
+    turn = 1.0 / float(LATENT["rope_theta"]) ** (real / _TURNING)
     seen, amplitude = _ONE / _rms(_CODE), 30.0
     back["q_proj"][_WIDTH + real, 3 * _CODE] = amplitude * turn.cos() / seen
     back["q_proj"][_WIDTH + real + 1, 3 * _CODE] = -amplitude * turn.sin() / seen

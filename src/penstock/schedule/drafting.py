@@ -75,7 +75,8 @@ class Drafting:
         drafter = self.drafter
         if drafter is not None and not drafter.wants(rows):
             self.follows, drafter = drafter.follows, None
-        self._keeps = rows.size <= _TEXT_ROWS and not (self.drafter is None or self.drafter.idle)
+        wanted = self.texts is not None and self.drafter is not None and not self.drafter.idle
+        self._keeps = wanted and rows.size <= _TEXT_ROWS
         if drafter is None and not self.mask_slots.guides_any:
             return None
         columns = self.rows
@@ -121,7 +122,7 @@ class Drafting:
     def ended(self, lives: dict[int, RequestState]) -> None:
         """Keeps the texts of samples that ended, for the others of their requests. lives: their
         requests by row."""
-        if self.texts is not None and self._keeps:
+        if self._keeps:
             self._over += lives.items()
 
     def read_texts(self, outputs: OutputProcessor) -> None:
@@ -148,7 +149,7 @@ class Drafting:
     def read(self, plan: StepPlan, read: Read, groups: Groups) -> bool:
         """Takes in a step that was read: which drafts were right, and which samples ended. Returns
         True if these were the last drafts in flight: from now on planned lengths are exact."""
-        if self.texts is not None and self._keeps and read.ended.size:
+        if self._keeps and read.ended.size:
             of = self.rows.group[read.ended].tolist()
             self.ended(
                 {row: groups[at].live for row, at in zip(read.ended.tolist(), of, strict=True)}

@@ -5,7 +5,8 @@ oneDNN and MKL choose a kernel, and the order of its sums, by the shape of the w
 some processors a row's last bits therefore change with the number of rows: in float32 with AVX2 on
 Intel, in bfloat16 with AMX. Calls with a fixed number of rows always use the same kernel. Whether
 they are necessary is tested by small products, at the first use in float32 (with AMX in bfloat16
-too), once for each library and number of threads. The test takes 0.05 to 0.4 s with one or two threads of a Xeon.
+too), once for each library and number of threads. The test takes 0.05 to 0.4 s with one or two
+threads of a Xeon.
 
   float32   a row's bits don't depend on other rows, by fixed calls if needed: this is guaranteed
   bfloat16  not guaranteed; it depends on the library. Fixed calls would make the demo and

@@ -19,8 +19,8 @@ from penstock.kernels.latent import LatentSizes
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-# The most tokens whose products are the kernels'. GLM-4.7-Flash's two take on an H200 5.4 + 9.6 us at
-# 64 tokens, the library's 4.0 + 4.7; at 1,000 tokens 22 + 22, 13 + 12.
+# The most tokens whose products are the kernels'. GLM-4.7-Flash's two take on an H200 5.4 + 9.6 us
+# at 64 tokens, the library's 4.0 + 4.7; at 1,000 tokens 22 + 22, 13 + 12.
 FEW_TOKENS = 32
 # Inputs of an iteration: all, if they are so few; else LANES, of two iterations at once. This fits
 # the shared memory of small chips in float32 too.

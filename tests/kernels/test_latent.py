@@ -11,7 +11,7 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import MIXED, of_columns
 from kernels_naive import make_case
-from latent_cases import LatentCase, of_latents, right
+from latent_cases import LatentCase, kv_on, of_latents, right
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
@@ -29,6 +29,9 @@ pytestmark = pytest.mark.torch
 CASES: dict[str, dict[str, Any]] = {
     "rows alone": {"lengths": [1, 15, 16, 17, 64, 65]},
     "one row, split": {"lengths": [203], "heads": 2},
+    "one row, in many parts": {"lengths": [990], "heads": 2},
+    "a row alone in its group, split": {"lengths": [300], "groups": [(1, 160)], "heads": 2},
+    "a row beside a chunk": {"lengths": [203], "chunks": [(0, 5)]},
     "chunks": {"lengths": [], "chunks": [(0, 1), (0, 40), (33, 2), (0, 0)]},
     "groups and chunks": MIXED,
     "many empty groups": {**MIXED, "groups": [(0, 16), (2, 0), (0, 32), (3, 32), (0, 0)]},
@@ -217,6 +220,30 @@ def test_what_is_stored(column: Any, eight: bool) -> None:
         )
     torch.testing.assert_close(kv.worth(every), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(q[:, :, :12], asked[:, :, :12])
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 32, 33])
+def test_a_launch_stores_few_tokens_and_multiplies_their_queries(tokens: int) -> None:
+    lengths = [5 + 3 * at for at in range(tokens)]
+    step = of_latents(make_case(lengths, heads=3, kv_heads=1, width=16), SIZES[1])
+    inputs, sizes, draw = step.case.inputs, SIZES[1], torch.Generator().manual_seed(4)
+    angles = torch.rand(1024, sizes.turning // 2, generator=draw) * 6
+    cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
+    given = torch.randn(tokens, sizes.width, generator=draw)
+    norm = torch.rand(sizes.rank, generator=draw) + 0.5
+    plan = planned.plan(inputs, step.kind, cos_sin, torch.float32)
+    found = []
+    for up in (None, step.up):
+        kv, q = kv_on(step.kv, "cpu"), step.case.q.clone()
+        kv.latent = kv.latent.clone()
+        asked = triton_store.latent_store(given, q, norm, 1e-6, cos_sin, inputs, kv, plan, up)
+        assert (asked is None) == (up is None or tokens > latent_maps.FEW_TOKENS)
+        if asked is not None:
+            made = latent_maps.absorbed_queries(step.case.q, step.up, sizes)
+            torch.testing.assert_close(asked, made, rtol=1e-4, atol=1e-4)
+        found.append((q, kv.latent))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert not torch.equal(found[0][1], step.kv.latent)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 17, 70])

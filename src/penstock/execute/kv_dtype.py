@@ -256,16 +256,18 @@ class _Look:
         inputs: StepInputs,
         kind: AttentionKind,
         plan: Any,
+        asked: Tensor | None = None,
     ) -> Tensor:
         source = self._source_of(kv)
-        answer = self._attend_latents(q, up, kv, inputs, kind, plan)
+        answer = self._attend_latents(q, up, kv, inputs, kind, plan, asked)
         held = kv.vectors.index_select(0, self.blocks).float()
         largest = held.abs().amax().view(1)
         scales = scales_for(largest)
         rounded = torch.zeros_like(kv.latent)
         rounded[self.blocks, :, : kv.value_width] = _through_e4m3(held, scales).to(rounded.dtype)
         rounded[self.blocks, :, kv.value_width :] = kv.turned.index_select(0, self.blocks)
-        moved = self._attend_latents(q, up, LatentKv(rounded, kv.value_width), inputs, kind, plan)
+        other = LatentKv(rounded, kv.value_width)
+        moved = self._attend_latents(q, up, other, inputs, kind, plan, asked)
         self._note(kv, source, SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
 

@@ -80,7 +80,9 @@ class LatentStore(Protocol):
     share before its rotation. q: [T, H, still + turning], whose last `turning` numbers are rotated
     in place. norm: weight of the norm, [rank]. cos_sin: [max_pos, 2, turning / 2] float32; number n
     rotates together with number n + turning / 2. plan: from `Ops.plan`. At `inputs.slots` it stores
-    the normed latent, in eight bits if `kv` has a scale, and the rotated key."""
+    the normed latent, in eight bits if `kv` has a scale, and the rotated key. up: see
+    `AttentionOverLatents`. Returns queries for latents [T, H, rank], q multiplied by the keys' part
+    of `up`, if it makes them in the same launch; else None, and attention makes them."""
 
     def __call__(
         self,
@@ -92,7 +94,8 @@ class LatentStore(Protocol):
         inputs: StepInputs,
         kv: LatentKv,
         plan: Any,
-    ) -> None: ...
+        up: Tensor | None = None,
+    ) -> Tensor | None: ...
 
 
 class AttentionOverLatents(Protocol):
@@ -106,7 +109,7 @@ class AttentionOverLatents(Protocol):
     queries are multiplied by the keys' part of `up` and then by the latents; the values' part of
     `up` is applied to the weighted sum of latents. Chunks with many tokens that see few other
     tokens (`LatentSizes.expands`) use the expanded form: keys and values are made from the latents.
-    """
+    asked: what `latent_store` returned for these queries."""
 
     def __call__(
         self,
@@ -116,6 +119,7 @@ class AttentionOverLatents(Protocol):
         inputs: StepInputs,
         kind: AttentionKind,
         plan: Any,
+        asked: Tensor | None = None,
     ) -> Tensor: ...
 
 

@@ -64,14 +64,17 @@ class LatentAttention:
         if self.query is not None and self.query_norm is not None:
             q = self.query(ops, self.query_norm.alone(ops, q))
         q = q.reshape(-1, self.kind.heads, s.head)
-        ops.latent_store(
-            given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan
+        if self.query_scale is not None:
+            q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
+        norm, up = self.norm, self.by_head
+        asked = ops.latent_store(
+            given, q, norm.weight.value, norm.eps, self.cos_sin, step, kv, plan, up
         )
         q = step.keep(q)
-        if self.query_scale is not None:
-            q.mul_(self.query_scale.index_select(0, step.keep(step.positions))[:, None, None])
+        if asked is not None:
+            asked = step.keep(asked)
         return self.out(
-            ops, ops.latent_attention(q, self.by_head, kv, step, self.kind, plan).flatten(1)
+            ops, ops.latent_attention(q, up, kv, step, self.kind, plan, asked).flatten(1)
         )
 
     @property

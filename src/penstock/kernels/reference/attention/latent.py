@@ -33,6 +33,7 @@ def latent_store(
     inputs: StepInputs,
     kv: LatentKv,
     plan: KindPlan,
+    up: Tensor | None = None,
 ) -> None:
     """Norms and stores latents given [T, rank + turning]; rotates the last `turning` of q [T, H,
     still + turning] in place. The contract is `ops.LatentStore`."""
@@ -61,6 +62,7 @@ def latent_attention(
     inputs: StepInputs,
     kind: AttentionKind,
     plan: KindPlan,
+    asked: None = None,
     *,
     expand_tokens: int = EXPAND_TOKENS,
 ) -> Tensor:

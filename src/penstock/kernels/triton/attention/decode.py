@@ -195,6 +195,61 @@ def _own(
             tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=query < RATIO)
 
 
+@triton.jit
+def parts_used(
+    position,
+    skip,
+    item,
+    capacity,
+    window,
+    splits,
+    split_tokens,
+    SKIPS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Returns the number of programs that share the row of query `item`. TOKENS: of a tile."""
+    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
+    tokens = end - first // 16 * 16
+    return tl.cdiv(tokens, span(tokens, splits, split_tokens, TOKENS))
+
+
+@triton.jit
+def joined(
+    part,
+    part_lse,
+    place,
+    used,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    MOST: tl.constexpr,
+    JOINED: tl.constexpr,
+):
+    """Returns the joined result [WIDTH_PAD] of the first `used` parts from index `place` on. part:
+    [.., WIDTH], weighted by their log-sum-exps part_lse. MOST: the most parts. JOINED: parts that
+    are loaded at once."""
+    every = tl.arange(0, MOST)
+    largest = tl.max(tl.load(part_lse + place + every, mask=every < used, other=-1e30), 0)
+    split = tl.arange(0, JOINED)
+    lane = tl.arange(0, WIDTH_PAD)
+    inside = lane < WIDTH
+    total = tl.zeros([JOINED], tl.float32)
+    mixed = tl.zeros([JOINED, WIDTH_PAD], tl.float32)
+    for at in range(0, used, JOINED):
+        here = place + at + split
+        held = at + split < used
+        # the weight of a part that doesn't exist is 0
+        share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)
+        each = tl.load(
+            part + here[:, None] * WIDTH + lane[None, :],
+            mask=held[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total += share
+        mixed += each * share[:, None]
+    return tl.sum(mixed, 0) / tl.sum(total, 0)
+
+
 @triton.jit(
     do_not_specialize=["capacity", "window", "splits", "split_tokens"],
     do_not_specialize_on_alignment=["position", "skip"],
@@ -217,45 +272,26 @@ def join_parts(
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,
     MOST: tl.constexpr,
-    JOINED: tl.constexpr,  # parts that are loaded at once
+    JOINED: tl.constexpr,
     EARLY: tl.constexpr,  # see pdl.py
 ):
-    """Joins the results of the programs that share a row, for one query and head. Their outputs
-    `part` are weighted by their log-sum-exps."""
+    """Joins the results of the programs that share a row, for one query and head. MOST, JOINED: see
+    `joined`."""
     wait(EARLY)
     release(EARLY)
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
-    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
-    tokens = end - first // 16 * 16
-    part_tokens = span(tokens, splits, split_tokens, TOKENS)
-    if part_tokens < tokens:
-        used = tl.cdiv(tokens, part_tokens)
+    used = parts_used(
+        position, skip, item, capacity, window, splits, split_tokens, SKIPS, WINDOWED, TOKENS
+    )
+    if used > 1:
         place = (item * HEADS + head) * splits
-        every = tl.arange(0, MOST)
-        largest = tl.max(tl.load(part_lse + place + every, mask=every < used, other=-1e30), 0)
-        split = tl.arange(0, JOINED)
+        made = joined(part, part_lse, place, used, WIDTH, WIDTH_PAD, MOST, JOINED)
         lane = tl.arange(0, WIDTH_PAD)
-        inside = lane < WIDTH
-        total = tl.zeros([JOINED], tl.float32)
-        mixed = tl.zeros([JOINED, WIDTH_PAD], tl.float32)
-        for at in range(0, used, JOINED):
-            here = place + at + split
-            held = at + split < used
-            # the weight of a part that doesn't exist is 0
-            share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)
-            each = tl.load(
-                part + here[:, None] * WIDTH + lane[None, :],
-                mask=held[:, None] & inside[None, :],
-                other=0.0,
-            )
-            total += share
-            mixed += each * share[:, None]
-        joined = tl.sum(mixed, 0) / tl.sum(total, 0)
         tl.store(
             out + item * stride_out + head * WIDTH + lane,
-            joined.to(out.dtype.element_ty),
-            mask=inside,
+            made.to(out.dtype.element_ty),
+            mask=lane < WIDTH,
         )
 
 

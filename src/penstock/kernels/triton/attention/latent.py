@@ -31,7 +31,7 @@ from penstock.kernels.triton.attention.latent_chunks import (
     heads_at_once,
 )
 from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _prefix
-from penstock.kernels.triton.attention.latent_maps import absorbed_queries, values_of
+from penstock.kernels.triton.attention.latent_maps import Parts, absorbed_queries, values_of
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.pdl import early_of
@@ -49,12 +49,13 @@ def latent_attention(
     inputs: StepInputs,
     kind: AttentionKind,
     plan: KindPlan,
+    asked: Tensor | None = None,
     *,
     expand_tokens: int = EXPAND_TOKENS,
 ) -> Tensor:
     """Computes attention of q [T, H, still + turning] over a layer's latents; returns [T, H,
-    value]. up: [H, still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens:
-    see kernels/tunables.py."""
+    value]. up: [H, still + value, rank]. asked: what `latent_store` returned. The contract is
+    `ops.AttentionOverLatents`. expand_tokens: see kernels/tunables.py."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     groups = None if plan.decode is None else plan.decode.groups
@@ -65,14 +66,15 @@ def latent_attention(
         seen = None
     out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
     if seen is None and shared is None:
-        return _absorbed(q, up, kv, inputs, kind, plan, sizes, out)
+        return _absorbed(q, up, kv, inputs, kind, plan, sizes, out, asked)
     if plan.room is None:
         plan.room = Room.of(sizes, q.dtype, q.device)
     absorbed, lse = q.shape[0] if seen is None else rows, None
     if shared is not None:
         lse = torch.empty((rows, kind.heads), dtype=torch.float32, device=q.device)
     if absorbed:
-        _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, out[:absorbed], lse)
+        some = None if asked is None else asked[:absorbed]
+        _absorbed(q[:absorbed], up, kv, inputs, kind, plan, sizes, out[:absorbed], some, lse)
     if groups is not None and shared is not None:
         if plan.prefixes is None:
             each = groups.length.to(torch.int64)
@@ -98,12 +100,14 @@ def _absorbed(
     plan: KindPlan,
     sizes: LatentSizes,
     out: Tensor,
+    asked: Tensor | None,
     lse: Tensor | None = None,
 ) -> Tensor:
     """Computes attention by queries that are multiplied by `up`; writes it to `out` and returns
-    that. lse: None, or as in `attend_vectors`."""
-    asked, rotated = absorbed_queries(q, up, sizes), q[..., sizes.still :]
-    seen = attend_vectors(asked, rotated, kv, inputs, kind, plan, lse)
+    that. asked: these queries, if they are made. lse: None, or as in `attend_vectors`."""
+    if asked is None:
+        asked = absorbed_queries(q, up, sizes)
+    seen = attend_vectors(asked, q[..., sizes.still :], kv, inputs, kind, plan, lse)
     return values_of(seen, up, sizes, out)
 
 
@@ -115,17 +119,22 @@ def attend_vectors(
     kind: AttentionKind,
     plan: KindPlan,
     lse: Tensor | None = None,
-) -> Tensor:
+) -> Tensor | Parts:
     """Computes attention in the absorbed form. q: [T, H, rank] without gaps, queries multiplied by
     the keys' part of `up`: the decode queries, and the chunks' tokens if q has them. rotated: their
     rotated parts, [T, H, turning], whose last dimension has no gaps. Returns weighted sums of
-    latents, [T, H, rank]. lse: [S, H] float32; None: decode queries see their group's prefix. Else
-    they see only their own tokens, and their log-sum-exp is written to lse."""
+    latents, [T, H, rank], or parts of them for one query whose tokens are shared among programs.
+    lse: [S, H] float32; None: decode queries see their group's prefix. Else they see only their own
+    tokens, and their log-sum-exp is written to lse."""
     rows, out = inputs.rows, torch.empty_like(q)
     if (decode := plan.decode) is not None:
         if lse is None:
             _attend_prefixes(q[:rows], rotated, kv, decode, kind, plan)
-        _attend_rows(q[:rows], rotated, kv, decode, kind, plan, out[:rows], lse)
+        parts = _attend_rows(
+            q[:rows], rotated, kv, decode, kind, plan, out[:rows], lse, len(q) == 1
+        )
+        if parts is not None:
+            return parts
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
         count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
@@ -206,7 +215,10 @@ def _attend_rows(
     plan: KindPlan,
     out: Tensor,
     own_lse: Tensor | None,
-) -> None:
+    alone: bool,
+) -> Parts | None:
+    """Computes attention of decode queries. alone: the step has one query; its parts are returned
+    unless one program computes all of it."""
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
     shape = _rows_shape(count, heads, q.dtype, kv)
     held = min(shape[0], next_power_of_2(heads))
@@ -257,11 +269,16 @@ def _attend_rows(
         PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS=PART_TOKENS,
         PART_TILE=PART_TILE,
-        SPLIT=splits > 1,
+        SPLIT=(splits > 1) * (2 if alone else 1),
         EARLY=early,
         launch_pdl=bool(early),
         **_how(q, shape),
     )
+    if alone and splits > 1:
+        skip = decode.skip if skips else None
+        return Parts(
+            part, part_lse, decode.position, skip, capacity, splits, split_tokens, shape[1]
+        )
     if splits > 1:
         early = early_of(q.device, count * heads)
         join_parts[(count * heads,)](
@@ -286,6 +303,7 @@ def _attend_rows(
             num_warps=4,
             launch_pdl=bool(early),
         )
+    return None
 
 
 def _tile(heads: int, shape: Shape) -> tuple[int, int]:

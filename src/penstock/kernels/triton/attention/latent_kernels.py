@@ -12,7 +12,13 @@ from penstock.kernels.triton.attention.decode import (
     extent,
 )
 from penstock.kernels.triton.attention.flash_loop import nothing_seen, owner, span
-from penstock.kernels.triton.attention.latent_walk import _queries, _walk, _with_eight, _write
+from penstock.kernels.triton.attention.latent_walk import (
+    _fetch_tile,
+    _queries,
+    _walk,
+    _with_eight,
+    _write,
+)
 from penstock.kernels.triton.pdl import release, wait
 
 
@@ -169,9 +175,9 @@ def _own(
     """Computes attention of a decode query over a part of its own tokens, which come after its
     group's prefix if SKIPS. CONTINUES: the first program of a query continues from the result of
     the prefix. Without it, but with SKIPS, the log-sum-exp is written to lse [S, H]; then nothing
-    is split. EARLY: see pdl.py."""
-    wait(EARLY)
-    release(EARLY)
+    is split. SPLIT: 0: nothing is split; 1: programs that share a row write parts, a program that
+    is alone writes to out; 2: it writes a part too. EARLY: see pdl.py; the previous kernel must
+    release this one after its own wait only, as this one reads everything but q before."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
@@ -180,9 +186,14 @@ def _own(
     if SPLIT:
         split = tl.program_id(1)
         stretch = span(end - begin, splits, split_tokens, TOKENS)
-        alone = stretch >= end - begin
+        alone = (SPLIT == 1) & (stretch >= end - begin)
         begin += split * stretch
         last = tl.minimum(begin + stretch, end)
+    table = blocks + row * stride_blocks
+    if EARLY and SPLIT:
+        _fetch_tile(vectors, table, begin, last, stride_block, EIGHT, TOKENS, RANK, TURNING)
+    wait(EARLY)
+    release(EARLY)
     if (begin < end) | (split == 0):
         _, head, valid, front, back, turned = _queries(
             q,
@@ -223,7 +234,6 @@ def _own(
                 low = low * shrink[:, None] + one * share[:, None]
                 high = high * shrink[:, None] + two * share[:, None]
                 state_max = larger
-        table = blocks + row * stride_blocks
         everything = tl.full([QUERIES], 2**30, tl.int32)
         state_max, state_sum, low, high = _walk(
             front,

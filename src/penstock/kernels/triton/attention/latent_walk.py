@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.pdl import fetch
+
 
 @triton.jit
 def _queries(
@@ -61,6 +63,29 @@ def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
             back = (back.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
             turned, scale = (turned * 0.0625).to(turned.dtype), scale * 16
     return front, back, turned, scale, of_answer
+
+
+@triton.jit
+def _fetch_tile(
+    vectors,
+    table,
+    begin,
+    end,
+    stride_block,
+    EIGHT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+):
+    """Prefetches the vectors of up to TOKENS tokens from `begin` on. LINE: numbers of a cache
+    line."""
+    LINE: tl.constexpr = 128 // (vectors.dtype.element_ty.primitive_bitwidth // 8)
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING
+    where = tl.minimum(begin + tl.arange(0, TOKENS), tl.maximum(end - 1, 0))
+    block = tl.load(table + where // 16).to(tl.int64)
+    cell = vectors + block * stride_block + where % 16 * FROM
+    for at in tl.static_range(0, FROM, LINE):
+        fetch(cell + at)
 
 
 @triton.jit

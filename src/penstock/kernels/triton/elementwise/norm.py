@@ -19,13 +19,20 @@ from penstock.kernels.triton.pdl import early_of, release, wait
 
 
 @triton.jit
-def _normed(x, weight, column, d, eps, dtype: tl.constexpr, WIDE: tl.constexpr):
+def _normed(x, by, d, eps, dtype: tl.constexpr, WIDE: tl.constexpr):
+    """Returns the norm of x [rows, D] in dtype. by: the weight [1, D]."""
     full = x.to(tl.float32)
     rounded = full * tl.rsqrt(tl.sum(full * full, axis=1) / d + eps)[:, None]
     if not WIDE:
         rounded = rounded.to(dtype).to(tl.float32)
-    by = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
-    return (rounded * by).to(dtype)
+    return (rounded * by.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _weight(weight, column, d):
+    """Loads a weight [1, D]. Kernels call this before `wait`, as weights are constant: read after
+    the sum of squares, they would cost a second access to memory."""
+    return tl.load(weight + column, mask=column < d, other=0.0)
 
 
 @triton.jit
@@ -54,20 +61,22 @@ def _rms_norm(
     ROWS: tl.constexpr,
     D: tl.constexpr,
 ):
+    column = tl.arange(0, D)[None, :]
+    by = _weight(weight, column, d)
+    of_first = _weight(first, column, d) if FIRST else by
     wait(EARLY)
     release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)
     wide = tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0)
     dtype: tl.constexpr = x.dtype.element_ty
     if FIRST:
-        wide = _normed(wide, first, column, d, eps, dtype, WIDE)
+        wide = _normed(wide, of_first, d, eps, dtype, WIDE)
     if ADD:
         place = residual + row.to(tl.int64) * d + column
         wide = _plus(wide, tl.load(place, mask=there, other=0.0), dtype)
         tl.store(place, wide, mask=there)
-    normed = _normed(wide, weight, column, d, eps, dtype, WIDE)
+    normed = _normed(wide, by, d, eps, dtype, WIDE)
     at = row.to(tl.int64) * d + column
     if FP8 > 0:
         store_rows(normed, out, low, scales, at, there, row, row < rows, d, FP8, D)
@@ -96,23 +105,24 @@ def _add_rms_norms(
     D: tl.constexpr,
 ):
     """Kernel of `add_rms_norms`. COUNT: number of norms of the sum."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
+    of_x, by = _weight(first, column, d), _weight(weight, column, d)
+    second = _weight(second_weight, column, d) if COUNT > 1 else by
+    third = _weight(third_weight, column, d) if COUNT > 2 else by
     wait(EARLY)
     release(EARLY)
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
     there = column < d
     dtype: tl.constexpr = x.dtype.element_ty
     wide = tl.load(x + row * stride + column, mask=there, other=0.0)
-    wide = _normed(wide, first, column, d, eps, dtype, WIDE)
+    wide = _normed(wide, of_x, d, eps, dtype, WIDE)
     at = row * d + column
     wide = _plus(wide, tl.load(residual + at, mask=there, other=0.0), dtype)
     tl.store(residual + at, wide, mask=there)
-    tl.store(out + at, _normed(wide, weight, column, d, eps, dtype, WIDE), mask=there)
+    tl.store(out + at, _normed(wide, by, d, eps, dtype, WIDE), mask=there)
     if COUNT > 1:
-        normed = _normed(wide, second_weight, column, d, eps, dtype, WIDE)
-        tl.store(second_out + at, normed, mask=there)
+        tl.store(second_out + at, _normed(wide, second, d, eps, dtype, WIDE), mask=there)
     if COUNT > 2:
-        normed = _normed(wide, third_weight, column, d, eps, dtype, WIDE)
-        tl.store(third_out + at, normed, mask=there)
+        tl.store(third_out + at, _normed(wide, third, d, eps, dtype, WIDE), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -137,17 +147,20 @@ def _add_normed(
 ):
     """Kernel of `add_normed`. of_x, of_other, of_sum: weights of norms; the last two and `other`
     only if TWO."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
+    by_x = _weight(of_x, column, d)
+    by_other = _weight(of_other, column, d) if TWO else by_x
+    by_sum = _weight(of_sum, column, d) if TWO else by_x
     wait(EARLY)
     release(EARLY)
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)[None, :]
     there = column < d
     dtype: tl.constexpr = stream.dtype.element_ty
     made = tl.load(x + row * stride + column, mask=there, other=0.0)
-    made = _normed(made, of_x, column, d, eps, dtype, WIDE)
+    made = _normed(made, by_x, d, eps, dtype, WIDE)
     if TWO:
         more = tl.load(other + row * other_stride + column, mask=there, other=0.0)
-        more = _normed(more, of_other, column, d, eps, dtype, WIDE)
-        made = _normed(_plus(made, more, dtype), of_sum, column, d, eps, dtype, WIDE)
+        more = _normed(more, by_other, d, eps, dtype, WIDE)
+        made = _normed(_plus(made, more, dtype), by_sum, d, eps, dtype, WIDE)
     place = stream + row * d + column
     total = _plus(tl.load(place, mask=there, other=0.0), made, dtype)
     if SCALED:

@@ -93,14 +93,16 @@ def _route(
     the number of experts, rounded up to powers of two. GROUP_LANES: GROUPS, rounded up to a power
     of two; each group has LANES / GROUP_LANES adjacent lanes. Other arguments: see Routing and
     Experts."""
-    wait(EARLY)
-    release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lane, place = tl.arange(0, LANES), tl.arange(0, PLACES)
     EACH: tl.constexpr = LANES // GROUP_LANES  # lanes per group
     size = experts // GROUPS
     expert = lane // EACH * size + lane % EACH
     there = (lane % EACH < size) & (expert < experts)
+    if CORRECTED:
+        more = tl.load(correction + expert, mask=there, other=0.0)
+    wait(EARLY)
+    release(EARLY)
     score = tl.load(scores + row * stride + expert, mask=there, other=float("-inf")).to(tl.float32)
     most = tl.max(score, 0)
     total = 1.0 if SIGMOID else tl.sum(tl.exp(score - most), 0)
@@ -108,7 +110,7 @@ def _route(
     if CORRECTED or GROUPS > 1:
         left = _worth(score, most, total, SIGMOID)
         if CORRECTED:
-            left += tl.load(correction + expert, mask=there, other=0.0)
+            left += more
         left = tl.where(there, left, float("-inf"))
     if GROUPS > 1:
         left = _in_groups(left, GROUPS, KEPT, PAIRED, GROUP_LANES, EACH)

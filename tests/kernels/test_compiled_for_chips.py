@@ -44,7 +44,7 @@ def test_rows_with_recurrent_state_and_drafts_compile_for_an_h100() -> None:
 
 def test_an_a100_has_all_but_e4m3() -> None:
     first, *others = compiled(
-        "80", "eight-kv", "prefill._prefill advance._advance decode.join_parts"
+        "80", "eight-kv", "prefill._prefill advance._advance row_parts.join_parts"
     )
     assert first.startswith("sm80: ") and "fp8e4nv not supported" in "".join(others), others
     assert {line.split()[0] for line in others} == {"prefill._prefill"} and all(

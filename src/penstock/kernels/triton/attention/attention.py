@@ -14,11 +14,12 @@ from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.attention.decode import FEW_PROGRAMS, attend_rows
+from penstock.kernels.triton.attention.decode import attend_rows
 from penstock.kernels.triton.attention.latent_chunks import Room, Seen
 from penstock.kernels.triton.attention.one_row_attention import attend_one
 from penstock.kernels.triton.attention.prefill import attend_chunks
 from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixes
+from penstock.kernels.triton.attention.row_parts import FEW_PROGRAMS
 
 
 @dataclass(slots=True)

@@ -8,9 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.attention.decode import (
-    extent,
-)
 from penstock.kernels.triton.attention.flash_loop import nothing_seen, owner, span
 from penstock.kernels.triton.attention.latent_walk import (
     _fetch_tile,
@@ -19,6 +16,7 @@ from penstock.kernels.triton.attention.latent_walk import (
     _with_eight,
     _write,
 )
+from penstock.kernels.triton.attention.row_parts import extent
 from penstock.kernels.triton.pdl import release, wait
 
 

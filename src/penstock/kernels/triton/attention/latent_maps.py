@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.latent import LatentSizes
-from penstock.kernels.triton.attention.decode import MOST_SPLITS, joined, parts_used
+from penstock.kernels.triton.attention.row_parts import MOST_SPLITS, joined, parts_used
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 

@@ -11,7 +11,7 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import MIXED, of_columns
 from kernels_naive import make_case
-from latent_cases import LatentCase, kv_on, of_latents, right
+from latent_cases import LatentCase, kv_on, of_latents, right, stored_and_seen
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
@@ -244,6 +244,15 @@ def test_a_launch_stores_few_tokens_and_multiplies_their_queries(tokens: int) ->
         found.append((q, kv.latent))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     assert not torch.equal(found[0][1], step.kv.latent)
+
+
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
+@pytest.mark.parametrize("lengths", [[1], [16], [31], [990], [5, 700, 64]], ids=str)
+def test_few_tokens_are_stored_and_seen(lengths: list[int], eight: bool) -> None:
+    """A lone query's parts are joined where they become values."""
+    case = make_case(lengths, heads=3, kv_heads=1, width=16)
+    seen, wanted = stored_and_seen(of_latents(case, SIZES[1], eight=eight), "cpu")
+    torch.testing.assert_close(seen.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 17, 70])

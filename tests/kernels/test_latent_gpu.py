@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_cases import drawn, of_columns, on, some
 from kernels_naive import make_case
-from latent_cases import LatentCase, kv_on, of_latents, right
+from latent_cases import LatentCase, kv_on, of_latents, right, stored_and_seen
 
 from penstock.kernels.inputs import PrefixSight
 from penstock.kernels.latent import LatentSizes
@@ -94,6 +94,34 @@ def test_what_is_stored_is_what_plain_torch_stores(eight: bool, dtype: torch.dty
         "a last bit may round to the next number"
     )
     assert off.max() < (0.51 if eight else near * 8)
+
+
+FEW = {
+    "lone": [330],
+    "a block": [16],
+    "one tile": [31],
+    "long": [1900],
+    "first": [1],
+    "three": [5, 700, 64],
+}
+
+
+@pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
+@pytest.mark.parametrize(("heads", "of"), [(16, "deepseek"), (20, "glm"), (64, "deepseek")])
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
+@pytest.mark.parametrize("few", [*FEW, "thirty-two"])
+def test_few_tokens_are_stored_and_seen(
+    few: str, eight: bool, heads: int, of: str, dtype: torch.dtype
+) -> None:
+    """The launch that stores a token multiplies its queries, and a lone query's parts are joined
+    where they become values; the newest token, stored a launch before, is seen."""
+    lengths = FEW.get(few) or [3 + 11 * at for at in range(32)]
+    step = of_latents(
+        make_case(lengths, heads=heads, kv_heads=1, width=16), SIZES[of], dtype, eight
+    )
+    seen, wanted = stored_and_seen(step, "cuda")
+    off = (seen.cpu().double() - wanted).abs()
+    assert off.max() < MOST_OFF[dtype] * 4 and off.mean() < MOST_OFF[dtype]
 
 
 CHUNKS = {

@@ -6,13 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from attention_cases import of_columns, on
 from kernels_naive import Case
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.latent import LatentSizes
+from penstock.kernels.reference.attention import attention as plain_attention
+from penstock.kernels.reference.attention import latent as plain
 from penstock.kernels.state_forms import LatentForm, LatentKv
+from penstock.kernels.triton.attention import attention as triton
+from penstock.kernels.triton.attention.latent import latent_attention
+from penstock.kernels.triton.attention.latent_store import latent_store
 
 
 @dataclass
@@ -84,3 +90,34 @@ def right(step: LatentCase, tokens: Iterable[int] | None = None, device: str = "
         )
         found.append(torch.einsum("ht,htd->hd", torch.softmax(scores, -1), values))
     return torch.stack(found).cpu()
+
+
+def stored_and_seen(step: LatentCase, device: str) -> tuple[Tensor, Tensor]:
+    """Stores the newest token of each row of a step without chunks and attends, by Triton's
+    kernels: what heads see, and what they should by fp64 after plain torch has stored."""
+    step.case, sizes, draw = (
+        of_columns(step.case),
+        step.kind.latent,
+        torch.Generator().manual_seed(5),
+    )
+    assert sizes is not None
+    inputs, q = step.case.inputs, step.case.q
+    angles = torch.rand(2048, sizes.turning // 2, generator=draw) * 6
+    cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
+    given = torch.randn(len(q), sizes.width, generator=draw).to(q.dtype)
+    norm = (torch.rand(sizes.rank, generator=draw) + 0.5).to(q.dtype)
+    kv, there = kv_on(step.kv, device), on(step.case, device).inputs
+    kv.latent, kv.beside = kv.latent.clone(), None if kv.beside is None else kv.beside.clone()
+    up, its_q, planned = (
+        step.up.to(device),
+        q.to(device, copy=True),
+        triton.plan(there, step.kind, cos_sin.to(device), q.dtype),
+    )
+    asked = latent_store(
+        given.to(device), its_q, norm.to(device), 1e-6, cos_sin.to(device), there, kv, planned, up
+    )
+    assert asked is not None, "so few tokens are multiplied as they are stored"
+    seen = latent_attention(its_q, up, kv, there, step.kind, planned, asked)
+    here = plain_attention.plan(inputs, step.kind, cos_sin, q.dtype)
+    plain.latent_store(given, q, norm, 1e-6, cos_sin, inputs, step.kv, here)
+    return seen, right(step)

@@ -30,8 +30,8 @@ DECAY, RATE, OF_QUERY, OF_KEY = (tl.constexpr(kind) for kind in range(4))
 # (triton-lang/triton issue 11366, fla-org/flash-linear-attention pull request 988).
 LEAST = 64
 # VALUES of `_carry`, and its stages (blocks that are loaded ahead). On an H200 one prompt of 8,192
-# tokens takes 253 us and 8 prompts of 1,024 take 174 us. The same take 508 and 153 us with 128
-# values, and 372 and 209 us with two stages.
+# tokens takes 306 us and 16 prompts of 1,024 take 366 us. The same take 928 and 524 us with 128
+# values, 345 and 418 us with two stages, 445 and 371 us with one.
 _PART, _STAGES = 64, 3
 _WIDE = 128  # largest key width with which _STAGES blocks fit in shared memory
 

@@ -138,8 +138,8 @@ class Case:
         )
 
     def calls(self, expand_tokens: int = NEVER) -> Calls:
-        """Returns calls of the operation with both its products; the plan is shared, as between a
-        step's layers."""
+        """Returns calls of the operation with both its products (of up to 32 tokens the queries' is
+        the store's in an engine); the plan is shared, as between a step's layers."""
         kind, step = self.model.kind, self.step
         more: dict[str, Any] = {"plan": plan(step, kind, self.q, B), "expand_tokens": expand_tokens}
         return [

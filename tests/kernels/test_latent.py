@@ -255,6 +255,13 @@ def test_few_tokens_are_stored_and_seen(lengths: list[int], eight: bool) -> None
     torch.testing.assert_close(seen.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_lone_query_over_latents_too_wide_to_be_joined_with_their_product() -> None:
+    wide = LatentSizes(rank=latent_maps.FEW_INPUTS + 8, turning=8, still=12, value=20)
+    case = make_case([203], heads=2, kv_heads=1, width=16)
+    seen, wanted = stored_and_seen(of_latents(case, wide), "cpu")
+    torch.testing.assert_close(seen.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 17, 70])
 def test_products_by_head(tokens: int) -> None:
     """Queries to the latents' space and sums to values, in several iterations of which the last is

@@ -3,7 +3,7 @@ one in the stream has ended.
 
 Without this, the GPU is idle for about half a microsecond between two launches. A kernel launched
 with `launch_pdl=True` starts as soon as every program of the previous one has called `release` or
-ended. Before `wait` it may touch constants only; after `wait` all earlier work is complete.
+ended. Before `wait` it may read constants only; after `wait` all earlier work is complete.
 
 Values of EARLY: 0: the kernel neither starts early nor releases the next one; 1: it starts early,
 and releases the next one when its programs end; 2: it also releases the next one at once, in most
@@ -70,8 +70,8 @@ def wait(EARLY: tl.constexpr):
 
 @triton.jit
 def fetch(places):
-    """Prefetches the cache lines of pointers [R] from memory into the L2 cache;
-    for constants only."""
+    """Prefetches the cache lines of pointers [R] from memory into the L2 cache, which sees later
+    writes too. Nothing is read."""
     asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(
         asm, "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1

@@ -25,7 +25,12 @@ from penstock.kernels.triton.attention.latent_chunks import (
     heads_at_once,
 )
 from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _prefix
-from penstock.kernels.triton.attention.latent_maps import Parts, absorbed_queries, values_of
+from penstock.kernels.triton.attention.latent_maps import (
+    Parts,
+    absorbed_queries,
+    joins_parts,
+    values_of,
+)
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.attention.row_parts import (
     FEW_PROGRAMS,
@@ -218,7 +223,8 @@ def _attend_rows(
     alone: bool,
 ) -> Parts | None:
     """Computes attention of decode queries. alone: the step has one query; its parts are returned
-    unless one program computes all of it."""
+    unless one program computes all of it, or latents are too wide."""
+    alone = alone and joins_parts(kv.value_width)
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
     shape = _rows_shape(count, heads, q.dtype, kv)
     held = min(shape[0], next_power_of_2(heads))

@@ -1,6 +1,7 @@
 """The two products of absorbed latent attention that are by head: queries mapped to the latents'
 space, and weighted sums of latents mapped to values. Many tokens take the library's batched
-product, few a kernel that reads its weights early.
+product. Few take a kernel that reads its weights early: `latent_store`'s for queries, `_answer` for
+values.
 
 A program has a tile of tokens, one head, and some of the outputs. It reads its part of the head's
 matrix before the previous kernel has ended. T: tokens, H: heads; rank, turning, still, value: see
@@ -108,6 +109,12 @@ def _answer(
     tl.store(out + at * VALUE + n[None, :], made.to(out.dtype.element_ty), mask=real & there)
 
 
+def joins_parts(rank: int) -> bool:
+    """Returns True if `values_of` can join parts of latents of this rank: a program of `_answer`
+    has all of a joined sum."""
+    return next_power_of_2(rank) <= FEW_INPUTS
+
+
 @dataclass(slots=True, frozen=True)
 class Parts:
     """Weighted sums of latents by the programs that share one token's row, not yet joined."""
@@ -140,6 +147,7 @@ def values_of(seen: Tensor | Parts, up: Tensor, sizes: LatentSizes, out: Tensor)
         _by_head(seen, up[:, sizes.still :].mT, out)
     elif tokens:
         how = how_of(tokens, sizes.rank, out.dtype)
+        assert of is None or joins_parts(sizes.rank)
         grid = grid_of(sizes.value, heads, tokens, how)
         early = early_of(out.device, prod(grid))
         _answer[grid](

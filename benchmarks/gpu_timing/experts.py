@@ -211,7 +211,7 @@ def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cut
         if isinstance(plan[0], Band):
             row = quantize_rows(x, "fixed")
             return moe_four.one_token_of_four(row, routes, at.of, plan)
-        return moe_one.one_token(x, routes, at.of, cuts=plan)
+        return moe_one.one_token(x, routes, at.of, plan)
     return moe.experts(x, scores, at, plan=plan)
 
 

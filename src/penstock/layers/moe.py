@@ -65,14 +65,9 @@ class SharedExpert:
     gate: Weight | None = None
     scale: float = 1.0  # factor of the shared expert's output
 
-    @property
-    def opening(self) -> Tensor | None:
-        """The gate's weight [1, d]; None: there is no gate."""
-        return None if self.gate is None else self.gate.value
-
     def output(self, made: Callable[[], Tensor]) -> SharedOutput:
         """Returns what is added to the experts' output. made: function that returns the MLP's."""
-        return SharedOutput(made, self.opening, self.scale)
+        return SharedOutput(made, None if self.gate is None else self.gate.value, self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -118,12 +113,10 @@ class Moe:
         x = wide(x)
         if (shared := self.shared) is None:
             return self.answer(ops, x, self.router(ops, x))
-        out, made = ops.concurrent(
+        out, _ = ops.concurrent(
             lambda met: self._routed(ops, x, self.router(ops, x), shared.output(met)),
             lambda: shared.mlp(ops, x),
         )
-        if self.latent is not None:
-            out = ops.add_opened(out, made, x, shared.opening, shared.scale)
         return self._sum(out)
 
     def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
@@ -134,15 +127,17 @@ class Moe:
     def _routed(
         self, ops: Ops, x: Tensor, scores: Tensor, shared: SharedOutput | None = None
     ) -> Tensor:
-        """Returns `answer`, or this rank's part of it, plus the output of a shared expert unless
-        the experts' input is narrower than x."""
+        """Returns `answer`, or this rank's part of it, plus the output of a shared expert."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         if self.latent is None:
             return ops.experts(x, scores, self.prepared, shared)
         # each rank may map its own part of the sum, since the map is linear
         narrower, wider = self.latent
-        return wider(ops, ops.experts(narrower(ops, x), scores, self.prepared, None))
+        out = wider(ops, ops.experts(narrower(ops, x), scores, self.prepared, None))
+        if shared is None:
+            return out
+        return ops.add_opened(out, shared.made(), x, shared.gate, shared.scale)
 
     def _sum(self, part: Tensor) -> Tensor:
         """Returns the sum over ranks of their parts [T, d]."""

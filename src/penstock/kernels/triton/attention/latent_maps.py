@@ -142,32 +142,33 @@ def values_of(seen: Tensor | Parts, up: Tensor, sizes: LatentSizes, out: Tensor)
     """Writes the values [T, H, value] of weighted sums of latents to `out`, without gaps; returns
     it. seen: [T, H, rank], or parts of one token's sums, which are joined. up: [H, still + value,
     rank]."""
-    (tokens, heads, _), of = out.shape, seen if isinstance(seen, Parts) else None
+    tokens, heads, _ = out.shape
     if isinstance(seen, Tensor) and tokens > FEW_TOKENS:
         _by_head(seen, up[:, sizes.still :].mT, out)
     elif tokens:
         how = how_of(tokens, sizes.rank, out.dtype)
-        assert of is None or joins_parts(sizes.rank)
+        of = seen if isinstance(seen, Parts) else Parts(seen, seen, seen, None, 0, 1, 1, 1)
+        assert of is not seen or joins_parts(sizes.rank)
         grid = grid_of(sizes.value, heads, tokens, how)
         early = early_of(out.device, prod(grid))
         _answer[grid](
-            *((seen, out) if isinstance(seen, Tensor) else (seen.sums, seen.lse)),
+            of.sums,
+            of.lse,
             up,
             out,
-            *(
-                (out, out)
-                if of is None
-                else (of.position, of.position if of.skip is None else of.skip)
-            ),
+            of.position,
+            of.position if of.skip is None else of.skip,
             tokens,
-            *((0, 1, 1) if of is None else (of.capacity, of.splits, of.split_tokens)),
+            of.capacity,
+            of.splits,
+            of.split_tokens,
             STILL=sizes.still,
             RANK=sizes.rank,
             VALUE=sizes.value,
             HEADS=heads,
-            JOINS=of is not None,
-            SKIPS=of is not None and of.skip is not None,
-            TOKENS=1 if of is None else of.tile,
+            JOINS=of is seen,
+            SKIPS=of.skip is not None,
+            TOKENS=of.tile,
             MOST=MOST_SPLITS,
             **how,
             EARLY=early,

@@ -19,68 +19,6 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 
-@triton.jit
-def _store_token(
-    token,
-    weight,
-    given,
-    q,
-    vectors,
-    beside,
-    of_eight,
-    slots,
-    positions,
-    cos_sin,
-    eps,
-    stride_given,
-    stride_q,
-    stride_block,
-    stride_beside,
-    EIGHT: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEADS_PAD: tl.constexpr,
-    STILL: tl.constexpr,
-    RANK: tl.constexpr,
-    RANK_PAD: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-):
-    """Norms and stores a token's latent, rotates its key and the queries of all heads. weight: of
-    the norm [RANK_PAD]. vectors, beside: pointers to latents and rotated keys in the cache
-    (LatentKv). of_eight: pointer to the scale of eight bits, if EIGHT."""
-    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
-    inside, there = lane < RANK, half < HALF
-    token = token.to(tl.int64)
-    slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
-    FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers
-    to = vectors + slot // 16 * stride_block + slot % 16 * FROM
-    turned = beside + slot // 16 * stride_beside + slot % 16 * (2 * HALF if EIGHT else FROM)
-    dtype: tl.constexpr = given.dtype.element_ty
-    full = tl.load(given + token * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
-    normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
-    normed *= weight
-    if EIGHT:
-        tl.store(to + lane, to_eight(normed.to(dtype), tl.load(of_eight)), mask=inside)
-    else:
-        tl.store(to + lane, normed.to(vectors.dtype.element_ty), mask=inside)
-    cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
-    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
-    key = given + token * stride_given + RANK + half
-    a, b = (
-        tl.load(key, mask=there, other=0.0).to(tl.float32),
-        tl.load(key + HALF, mask=there, other=0.0).to(tl.float32),
-    )
-    tl.store(turned + half, (a * cos - b * sin).to(dtype), mask=there)
-    tl.store(turned + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
-    head = tl.arange(0, HEADS_PAD)[:, None]
-    cell = q + token * stride_q + head * (STILL + 2 * HALF) + STILL + half[None, :]
-    of_head = (head < HEADS) & there[None, :]
-    a = tl.load(cell, mask=of_head, other=0.0).to(tl.float32)
-    b = tl.load(cell + HALF, mask=of_head, other=0.0).to(tl.float32)
-    tl.store(cell, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=of_head)
-    tl.store(cell + HALF, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=of_head)
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def _store(
     given,
@@ -119,7 +57,9 @@ def _store(
     """Kernel of `latent_store`. Without ABSORBS: one program per token. With it: programs whose
     second index is a head multiply a tile of BM queries by the keys' part of `up` [HEADS, STILL +
     VALUE, RANK], and write BN of the RANK numbers of asked [tokens, HEADS, RANK]; later ones handle
-    a token each. EARLY: see pdl.py."""
+    a token each: norm and store its latent, rotate its key and the queries of all heads. vectors,
+    beside: pointers to latents and rotated keys in the cache (LatentKv). of_eight: pointer to the
+    scale of eight bits, if EIGHT. EARLY: see pdl.py."""
     head = tl.program_id(1)
     if ABSORBS and head < HEADS:
         m = tl.program_id(2) * BM + tl.arange(0, BM)
@@ -131,8 +71,9 @@ def _store(
         to = asked + (m[:, None].to(tl.int64) * HEADS + head) * RANK
         tl.store(to + n[None, :], made.to(asked.dtype.element_ty), mask=real & (n < RANK)[None, :])
     else:
-        lane = tl.arange(0, RANK_PAD)
-        weight = tl.load(norm + lane, mask=lane < RANK, other=0.0).to(tl.float32)
+        lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
+        inside, there = lane < RANK, half < HALF
+        weight = tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
         token = tl.program_id(0)
         if ABSORBS:
             later = (head - HEADS) * tl.num_programs(2) + tl.program_id(2)
@@ -140,31 +81,36 @@ def _store(
         wait(EARLY)
         release(EARLY)
         if token < tokens:
-            _store_token(
-                token,
-                weight,
-                given,
-                q,
-                vectors,
-                beside,
-                of_eight,
-                slots,
-                positions,
-                cos_sin,
-                eps,
-                stride_given,
-                stride_q,
-                stride_block,
-                stride_beside,
-                EIGHT,
-                HEADS,
-                HEADS_PAD,
-                STILL,
-                RANK,
-                RANK_PAD,
-                HALF,
-                HALF_PAD,
+            row = token.to(tl.int64)
+            slot = tl.load(slots + row).to(tl.int64)
+            position = tl.load(positions + row).to(tl.int64)
+            FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers
+            to = vectors + slot // 16 * stride_block + slot % 16 * FROM
+            turned = beside + slot // 16 * stride_beside + slot % 16 * (2 * HALF if EIGHT else FROM)
+            dtype: tl.constexpr = given.dtype.element_ty
+            full = tl.load(given + row * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
+            normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
+            normed *= weight
+            if EIGHT:
+                tl.store(to + lane, to_eight(normed.to(dtype), tl.load(of_eight)), mask=inside)
+            else:
+                tl.store(to + lane, normed.to(vectors.dtype.element_ty), mask=inside)
+            cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
+            sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
+            key = given + row * stride_given + RANK + half
+            a, b = (
+                tl.load(key, mask=there, other=0.0).to(tl.float32),
+                tl.load(key + HALF, mask=there, other=0.0).to(tl.float32),
             )
+            tl.store(turned + half, (a * cos - b * sin).to(dtype), mask=there)
+            tl.store(turned + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
+            every = tl.arange(0, HEADS_PAD)[:, None]
+            cell = q + row * stride_q + every * (STILL + 2 * HALF) + STILL + half[None, :]
+            of_head = (every < HEADS) & there[None, :]
+            a = tl.load(cell, mask=of_head, other=0.0).to(tl.float32)
+            b = tl.load(cell + HALF, mask=of_head, other=0.0).to(tl.float32)
+            tl.store(cell, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=of_head)
+            tl.store(cell + HALF, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=of_head)
 
 
 def latent_store(

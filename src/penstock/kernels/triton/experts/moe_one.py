@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts, SharedOutput
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP
 from penstock.kernels.triton.elementwise.activation import GATES, both, gated
 from penstock.kernels.triton.experts.moe_route import Routes
-from penstock.kernels.triton.experts.moe_sum import with_shared
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
@@ -165,14 +164,10 @@ def _lanes(size: int) -> int:
 
 
 def one_token(
-    x: Tensor,
-    routes: Routes,
-    of: Experts,
-    shared: SharedOutput | None = None,
-    cuts: tuple[OneCut, OneCut] | None = None,
+    x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None
 ) -> Tensor:
-    """Returns the weighted sum of the experts' outputs, plus the output of a shared expert, [1, d].
-    x: [1, d]. routes: of x, without sorting. cuts: None: see `cuts_of`."""
+    """Returns the weighted sum of the experts' outputs, [1, d]. x: [1, d]. routes: of x, without
+    sorting. cuts: None: see `cuts_of`."""
     (_, d, inner), (first, second) = of.shape, cuts or cuts_of(of)
     middle = torch.empty((of.top_k, inner), dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), has_pdl(x.device)
@@ -209,9 +204,7 @@ def one_token(
         num_warps=second.warps,
         launch_pdl=bool(early),
     )
-    # Not in the last product, which would wait for all of the shared expert: a layer of Moonlight
-    # takes 66 us on an H200, 72 so.
-    return with_shared(out, shared, x)
+    return out
 
 
 def _scale(matrix: ExpertMatrix, other: Tensor) -> Tensor:
